@@ -1,0 +1,33 @@
+"""momentprop: the uncertainty of a dropout network in one deterministic pass."""
+
+from momentprop.convert import BayesianNetwork, convert
+from momentprop.errors import (
+    DropProbabilityError,
+    InputError,
+    MissingRuleError,
+    MomentpropError,
+    NoDropoutError,
+    RuleError,
+    TraceError,
+)
+from momentprop.moments import Moments
+from momentprop.montecarlo import SampledMoments, monte_carlo
+from momentprop.registry import rule
+from momentprop.version import __version__
+
+__all__ = [
+    "BayesianNetwork",
+    "DropProbabilityError",
+    "InputError",
+    "MissingRuleError",
+    "MomentpropError",
+    "Moments",
+    "NoDropoutError",
+    "RuleError",
+    "SampledMoments",
+    "TraceError",
+    "__version__",
+    "convert",
+    "monte_carlo",
+    "rule",
+]

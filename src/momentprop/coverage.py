@@ -1,0 +1,80 @@
+"""graph + registry -> which nodes are random, and every one of them that has no rule."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from momentprop.errors import Place
+from momentprop.registry import RULES, Rule, bind
+from momentprop.trace import place_of
+
+
+@dataclass
+class Coverage:
+    """What noise reaches, and what has no rule there."""
+
+    random: set[fx.Node] = field(default_factory=set)
+    sources: list[fx.Node] = field(default_factory=list)
+    missing: dict[fx.Node, str] = field(default_factory=dict)  # node -> reason
+
+    @property
+    def places(self) -> list[Place]:
+        return [place_of(node, reason) for node, reason in self.missing.items()]
+
+
+def analyze(graph: fx.Graph, fidelity: str, random_inputs: Iterable[fx.Node] = ()) -> Coverage:
+    """Follow the noise of dropouts and of uncertain inputs through the graph."""
+    coverage = Coverage(random=set(random_inputs))
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        rule = RULES.find(node.target, fidelity)
+        creates = creates_noise(node)
+        if creates:
+            coverage.sources.append(node)
+        inputs = coverage.random.intersection(node.all_input_nodes)
+        if not (creates or inputs):
+            continue
+        if rule is None or not rule.ignores_values:
+            coverage.random.add(node)
+        reason = _reason(node, rule, creates, coverage.random)
+        if reason is not None:
+            coverage.missing[node] = reason
+    return coverage
+
+
+def creates_noise(node: fx.Node) -> bool:
+    """A seeded random operator that is switched on: its probability is not 0, its training flag set."""
+    op = node.target
+    if not isinstance(op, OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    arguments = bind(op, node.args, node.kwargs)
+    off = any(arguments.get(name) == 0 for name in ("p", "dropout", "dropout_p"))
+    return not off and all(arguments.get(name) is not False for name in ("train", "training"))
+
+
+def _reason(node: fx.Node, rule: Rule | None, creates: bool, random: set[fx.Node]) -> str | None:
+    """Why this node cannot be propagated; None if it can."""
+    if node.target is operator.getitem:
+        return None
+    if rule is None:
+        return "draws random numbers and has no rule" if creates else "has no rule"
+    if creates and not rule.creates_noise:
+        return "draws random numbers, which its rule does not cover"
+    if rule.refuses is None:
+        return None
+    arguments = bind(rule.op, node.args, node.kwargs)
+    return rule.refuses(arguments, frozenset(k for k, v in arguments.items() if _holds(v, random)))
+
+
+def _holds(value: Any, nodes: set[fx.Node]) -> bool:
+    found: list[fx.Node] = []
+    fx.map_arg(value, lambda n: found.append(n) or n)  # type: ignore[func-returns-value]
+    return any(n in nodes for n in found)

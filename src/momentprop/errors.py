@@ -1,0 +1,68 @@
+"""The errors a user can meet. All derive from MomentpropError."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class MomentpropError(Exception):
+    """Base of all errors raised by momentprop."""
+
+
+class TraceError(MomentpropError):
+    """The model could not be traced into one static graph."""
+
+
+class NoDropoutError(MomentpropError):
+    """The model has no active dropout, so there is no uncertainty to propagate."""
+
+
+class DropProbabilityError(MomentpropError, ValueError):
+    """A dropout layer drops everything (p = 1) or has a probability outside [0, 1)."""
+
+
+class InputError(MomentpropError, ValueError):
+    """The inputs do not fit the model as it was traced."""
+
+
+class RuleError(MomentpropError, ValueError):
+    """A rule cannot be registered as asked."""
+
+
+class MissingExtraError(MomentpropError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed; install it with: pip install 'momentprop[{extra}]'")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the user's model an operator stands."""
+
+    operator: str
+    module: str
+    source: str
+    reason: str
+
+    def __str__(self) -> str:
+        where = f"in {self.module or 'the model itself'}"
+        return f"{self.operator}  {where}\n      {self.source}\n      {self.reason}"
+
+
+class MissingRuleError(MomentpropError):
+    """Operators downstream of a dropout have no rule. `places` lists all of them."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self.places = tuple(places)
+        listing = "\n".join(f"  {i}. {place}" for i, place in enumerate(self.places, 1))
+        first = self.places[0].operator
+        super().__init__(
+            f"{len(self.places)} operator(s) that dropout noise reaches cannot be propagated:\n"
+            f"{listing}\n"
+            "Register a rule for each, for example\n"
+            f"  @mp.rule(torch.ops.{first})\n"
+            "  def my_rule(x, ...):  # arguments as in the operator's schema; random ones are Moments\n"
+            "      return mp.Moments(mean, variance)"
+        )

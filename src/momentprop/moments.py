@@ -1,0 +1,97 @@
+"""Moments(mean, variance): the value that flows through a converted network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+@dataclass(eq=False)
+class Moments:
+    """Mean and variance of a random tensor, element by element.
+
+    `variance` has the shape of `mean`; anything that broadcasts to it (a scalar tensor, a float) is
+    expanded. `covariance` is filled by tiers that compute it and is None elsewhere.
+
+    >>> import torch
+    >>> x = Moments(torch.zeros(2, 3), 0.25)
+    >>> x.std[0].tolist()
+    [0.5, 0.5, 0.5]
+    """
+
+    mean: Tensor
+    variance: Tensor
+    covariance: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mean, Tensor):
+            return  # a container of something else: pytree utilities rebuild nodes with any leaves
+        if isinstance(self.variance, (int, float)):
+            self.variance = torch.full_like(self.mean, self.variance)
+        elif isinstance(self.variance, Tensor) and self.variance.shape != self.mean.shape:
+            self.variance = self.variance.expand_as(self.mean)
+
+    @property
+    def std(self) -> Tensor:
+        """The standard deviation, element by element."""
+        return self.variance.sqrt()
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.mean.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.mean.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.mean.device
+
+    def to(self, *args: Any, **kwargs: Any) -> Moments:
+        """Every tensor `.to(...)`, as in PyTorch."""
+        return pytree.tree_map_only(Tensor, lambda t: t.to(*args, **kwargs), self)
+
+    def detach(self) -> Moments:
+        return pytree.tree_map_only(Tensor, Tensor.detach, self)
+
+    def __repr__(self) -> str:
+        extra = "" if self.covariance is None else ", with covariance"
+        return f"Moments(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device}{extra})"
+
+
+pytree.register_pytree_node(
+    Moments,
+    lambda m: ([m.mean, m.variance, m.covariance], None),
+    lambda values, _: Moments(*values),
+    serialized_type_name="momentprop.Moments",
+    flatten_with_keys_fn=lambda m: (
+        [(pytree.GetAttrKey(name), getattr(m, name)) for name in ("mean", "variance", "covariance")],
+        None,
+    ),
+)
+
+
+def is_moments(value: object) -> bool:
+    return isinstance(value, Moments)
+
+
+def mean_of(value: Any) -> Any:
+    """The mean of a random value; a deterministic value is its own mean."""
+    return value.mean if isinstance(value, Moments) else value
+
+
+def variance_of(value: Any) -> Any:
+    """The variance of a random value; zero for a deterministic one."""
+    if isinstance(value, Moments):
+        return value.variance
+    return torch.zeros_like(value) if isinstance(value, Tensor) else 0.0
+
+
+def as_moments(value: Any) -> Any:
+    """A tensor as Moments with zero variance; anything else is returned unchanged."""
+    return Moments(value, torch.zeros_like(value)) if isinstance(value, Tensor) else value

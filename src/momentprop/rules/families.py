@@ -1,0 +1,136 @@
+"""Rule families: most operators are one line that names its family.
+
+Every family registers its operators and applies the operator itself to means and, suitably changed, to
+variances; so a rule inherits all argument variants (strides, dimensions, keepdim, ...) of its operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from momentprop.moments import Moments, is_moments, mean_of, variance_of
+from momentprop.registry import EXACT, EXACT_IF_GAUSSIAN, EXACT_IF_UNCORRELATED, Refusal, rule
+
+
+def only_random(*names: str) -> Refusal:
+    """Refuse when any argument but these is random."""
+
+    def refuses(_: Mapping[str, Any], random: frozenset[str]) -> str | None:
+        others = sorted(random - set(names))
+        return f"its argument {', '.join(others)} is random, which has no rule" if others else None
+
+    return refuses
+
+
+def one_random(_: Mapping[str, Any], random: frozenset[str]) -> str | None:
+    """Refuse when more than one argument is random."""
+    if len(random) > 1:
+        return f"the product of two random tensors ({', '.join(sorted(random))}) has no rule"
+    return None
+
+
+def rearrangement(*ops: OpOverload, values: int = 1, refuses: Refusal | None = None) -> None:
+    """Operators that only move values (view, cat, slice, ...): applied to mean and variance alike.
+
+    The first `values` arguments hold the values; a deterministic one among them has variance zero.
+    A tensor called `other` only lends its shape or type (`view_as`, `type_as`), so it may be random.
+    """
+
+    def make(op: OpOverload) -> Callable[..., Any]:
+        def rearrange(*args: Any, **kwargs: Any) -> Any:
+            moved, rest = args[:values], [mean_of(a) for a in args[values:]]
+            mean = op(*[_map(mean_of, v) for v in moved], *rest, **kwargs)
+            variance = op(*[_map(variance_of, v) for v in moved], *rest, **kwargs)
+            return pack(mean, variance)
+
+        return rearrange
+
+    for op in ops:
+        names = [a.name for a in op._schema.arguments[:values]]
+        refusal = refuses or only_random(*names, "other")
+        rule(op, exactness=EXACT, reference="moves values", refuses=refusal)(make(op))
+
+
+def linear_map(*ops: OpOverload, weight: int = 1, bias: int = 2) -> None:
+    """y = W x + b: mean `W E + b`, variance `(W*W) V`; the arguments at `weight` and `bias` are W, b."""
+
+    def make(op: OpOverload) -> Callable[..., Moments]:
+        def propagate(x: Moments, *args: Any, **kwargs: Any) -> Moments:
+            squared = [
+                a * a if i == weight else None if i == bias else a for i, a in enumerate(args, start=1)
+            ]
+            return Moments(op(x.mean, *args, **kwargs), op(x.variance, *squared, **kwargs))
+
+        return propagate
+
+    for op in ops:
+        rule(
+            op,
+            exactness=EXACT_IF_UNCORRELATED,
+            reference="paper, dense / convolution",
+            refuses=only_random(op._schema.arguments[0].name),
+        )(make(op))
+
+
+def product(*ops: OpOverload) -> None:
+    """op(x, y), linear in each, one of them constant: variance is op of V and the constant squared."""
+
+    def make(op: OpOverload) -> Callable[..., Moments]:
+        def propagate(*factors: Any, **kwargs: Any) -> Moments:
+            mean = op(*map(mean_of, factors), **kwargs)
+            squared = [f.variance if is_moments(f) else f * f for f in factors]
+            return Moments(mean, op(*squared, **kwargs))
+
+        return propagate
+
+    for op in ops:
+        rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", refuses=one_random)(make(op))
+
+
+def elementwise(
+    op: OpOverload,
+    moments: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    exactness: str = EXACT_IF_GAUSSIAN,
+    reference: str = "",
+) -> None:
+    """An activation of one argument, given by (mean, variance) -> (mean, variance)."""
+
+    @rule(op, exactness=exactness, reference=reference)
+    def propagate(x: Moments) -> Moments:
+        return Moments(*moments(x.mean, x.variance))
+
+
+def shape_query(*ops: OpOverload) -> None:
+    """Operators that look at shape, dtype and device only: their result is deterministic."""
+
+    def make(op: OpOverload) -> Callable[..., Any]:
+        def query(x: Any, *args: Any, **kwargs: Any) -> Any:
+            return op(mean_of(x), *args, **kwargs)
+
+        return query
+
+    for op in ops:
+        rule(op, exactness=EXACT, reference="deterministic", ignores_values=True)(make(op))
+
+
+def pack(mean: Any, variance: Any) -> Any:
+    """Moments from a pair of tensors, or a list of Moments from a pair of lists."""
+    if isinstance(mean, Tensor):
+        return Moments(mean, variance)
+    return [Moments(m, v) for m, v in zip(mean, variance, strict=True)]
+
+
+def broadcast(variance: Any, mean: Tensor) -> Tensor:
+    """A variance (a tensor, or the number 0) in the shape and type of its mean."""
+    if not isinstance(variance, Tensor):
+        return torch.full_like(mean, variance)
+    return variance.to(mean.dtype).expand_as(mean)
+
+
+def _map(function: Callable[[Any], Any], value: Any) -> Any:
+    return [function(v) for v in value] if isinstance(value, (list, tuple)) else function(value)

@@ -1,0 +1,49 @@
+"""Batch norm with running statistics: an affine map per channel.
+
+E' = gamma (E - running_mean) / sqrt(running_var + eps) + beta,    V' = V gamma^2 / (running_var + eps).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from momentprop.moments import Moments
+from momentprop.registry import EXACT, rule
+from momentprop.rules.families import only_random
+
+aten = torch.ops.aten
+
+
+def _refuses(arguments: Mapping[str, Any], random: frozenset[str]) -> str | None:
+    if arguments.get("training") or arguments["running_var"] is None:
+        return "it normalises with the statistics of the batch, which are random; use running statistics"
+    return only_random("input")(arguments, random)
+
+
+def _scaled(variance: Tensor, weight: Tensor | None, running_var: Tensor, eps: float) -> Tensor:
+    scale = 1 / (running_var + eps)
+    if weight is not None:
+        scale = weight * weight * scale
+    return variance * scale.reshape(-1, *[1] * (variance.dim() - 2))
+
+
+@rule(aten.batch_norm.default, exactness=EXACT, reference="affine", refuses=_refuses)
+def batch_norm(
+    x: Moments,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Moments:
+    mean = aten.batch_norm.default(
+        x.mean, weight, bias, running_mean, running_var, False, momentum, eps, cudnn_enabled
+    )
+    return Moments(mean, _scaled(x.variance, weight, running_var, eps))

@@ -1,0 +1,183 @@
+"""Operators that move values or ask for shapes: views, joins, slices, padding, casts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from momentprop.moments import Moments, mean_of, variance_of
+from momentprop.registry import EXACT, rule
+from momentprop.rules.families import only_random, rearrangement, shape_query
+
+aten = torch.ops.aten
+
+# the same elements in another shape or order
+rearrangement(
+    aten.alias.default,
+    aten.channel_shuffle.default,
+    aten.clone.default,
+    aten.contiguous.default,
+    aten.detach.default,
+    aten.flatten.using_ints,
+    aten.flip.default,
+    aten.lift_fresh_copy.default,
+    aten.movedim.int,
+    aten.movedim.intlist,
+    aten.permute.default,
+    aten.pixel_shuffle.default,
+    aten.pixel_unshuffle.default,
+    aten.reshape.default,
+    aten.reshape_as.default,
+    aten.roll.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.t.default,
+    aten.transpose.int,
+    aten.unflatten.int,
+    aten.unsqueeze.default,
+)
+
+# the same elements, some several times
+rearrangement(
+    aten.expand.default,
+    aten.expand_as.default,
+    aten.im2col.default,
+    aten.reflection_pad1d.default,
+    aten.reflection_pad2d.default,
+    aten.reflection_pad3d.default,
+    aten.repeat.default,
+    aten.repeat_interleave.self_int,
+    aten.replication_pad1d.default,
+    aten.replication_pad2d.default,
+    aten.replication_pad3d.default,
+    aten.tile.default,
+    aten.unfold.default,
+    aten.upsample_nearest1d.default,
+    aten.upsample_nearest1d.vec,
+    aten.upsample_nearest2d.default,
+    aten.upsample_nearest2d.vec,
+    aten.upsample_nearest3d.default,
+    aten.upsample_nearest3d.vec,
+)
+
+# some of the elements, or zero in their place
+rearrangement(
+    aten.chunk.default,
+    aten.diagonal.default,
+    aten.gather.default,
+    aten.index.Tensor,
+    aten.index_select.default,
+    aten.narrow.default,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.split.Tensor,
+    aten.split.sizes,
+    aten.split_with_sizes.default,
+    aten.tril.default,
+    aten.triu.default,
+    aten.unbind.int,
+)
+
+# several tensors joined, or one written into another
+rearrangement(aten.cat.default, aten.stack.default)
+rearrangement(
+    aten.diagonal_scatter.default,
+    aten.select_scatter.default,
+    aten.slice_scatter.default,
+    values=2,
+)
+
+
+def _refuses_rounding(arguments: Mapping[str, Any], _: frozenset[str]) -> str | None:
+    dtype = arguments.get("dtype")
+    if dtype is not None and not dtype.is_floating_point:
+        return f"a cast of a random tensor to {dtype} has no rule"
+    return None
+
+
+# casts from floating point to floating point
+rearrangement(
+    aten._to_copy.default,
+    aten.to.device,
+    aten.to.dtype,
+    aten.to.dtype_layout,
+    aten.to.other,
+    aten.type_as.default,
+    refuses=_refuses_rounding,
+)
+
+# the result depends on shape, dtype and device alone
+shape_query(
+    aten.empty_like.default,
+    aten.full_like.default,
+    aten.new_empty.default,
+    aten.new_full.default,
+    aten.new_ones.default,
+    aten.new_zeros.default,
+    aten.ones_like.default,
+    aten.sym_numel.default,
+    aten.sym_size.int,
+    aten.zeros_like.default,
+)
+
+
+# Rules may leave other strides than the traced operators did, so a view is a reshape here.
+@rule(aten.view.default, aten._unsafe_view.default, exactness=EXACT, reference="moves values")
+def view(x: Moments, size: list[int]) -> Moments:
+    return Moments(x.mean.reshape(size), x.variance.reshape(size))
+
+
+@rule(aten.view_as.default, exactness=EXACT, reference="moves values")
+def view_as(x: Any, other: Any) -> Moments:
+    size = mean_of(other).shape
+    return Moments(mean_of(x).reshape(size), variance_of(x).reshape(size))
+
+
+@rule(aten.pad.default, exactness=EXACT, reference="moves values")
+def pad(x: Moments, padding: list[int], mode: str = "constant", value: float | None = None) -> Moments:
+    """Constant padding puts its value into the mean and zero into the variance."""
+    variance = aten.pad.default(x.variance, padding, mode)
+    return Moments(aten.pad.default(x.mean, padding, mode, value), variance)
+
+
+@rule(aten.constant_pad_nd.default, exactness=EXACT, reference="moves values")
+def constant_pad_nd(x: Moments, padding: list[int], value: float = 0) -> Moments:
+    return Moments(
+        aten.constant_pad_nd.default(x.mean, padding, value),
+        aten.constant_pad_nd.default(x.variance, padding),
+    )
+
+
+@rule(
+    aten.masked_fill.Scalar,
+    aten.masked_fill.Tensor,
+    exactness=EXACT,
+    reference="moves values",
+    refuses=only_random("self"),
+)
+def masked_fill(x: Moments, mask: Tensor, value: Any) -> Moments:
+    return Moments(x.mean.masked_fill(mask, value), x.variance.masked_fill(mask, 0.0))
+
+
+@rule(aten.copy.default, exactness=EXACT, reference="moves values")
+def copy(x: Any, source: Any, non_blocking: bool = False) -> Any:
+    """The source in the shape and type of x, whose values are overwritten."""
+    target = mean_of(x)
+    mean = aten.copy.default(target, mean_of(source))
+    return Moments(mean, aten.copy.default(target, variance_of(source)))
+
+
+@rule(
+    aten.fill.Scalar,
+    aten.fill.Tensor,
+    exactness=EXACT,
+    reference="deterministic",
+    refuses=only_random("self"),
+    ignores_values=True,
+)
+def fill(x: Any, value: Any) -> Tensor:
+    return torch.full_like(mean_of(x), value)

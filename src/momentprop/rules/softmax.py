@@ -1,0 +1,106 @@
+"""Softmax and log-softmax of independent Gaussian logits.
+
+Mean (Daunizeau 2017; the paper's softmax): with E_kj = E[sigma(z_k - z_j)],
+
+    p_k = 1 / (2 - K + sum_{j != k} 1/E_kj)  =  1 / (1 + sum_{j != k} (1 - E_kj) / E_kj),
+
+renormalised to sum to one. The right-hand form has no cancellation and is evaluated in logarithms, so
+that nothing underflows. Two approximations of E_kj, where z_k - z_j ~ N(m, v):
+
+    tier `paper`:  Phi(m / sqrt(v + 8/pi))          (probit; not softmax at v = 0)
+    other tiers:   sigma(m / sqrt(1 + pi v / 8))    (exactly softmax at v = 0)
+
+Variance of p_k: first order in the logits' variances, s = sum_j p_k^2 (d_kj - p_j)^2 V_j, brought below
+its largest possible value b = p_k (1 - p_k) as s b / (s + b). The log-probabilities' mean and variance
+follow from those of p by the delta method to first order: log p_k, and sum_j (d_kj - p_j)^2 V_j.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from momentprop.gaussian import log_normal_cdf
+from momentprop.moments import Moments
+from momentprop.registry import rule
+
+aten = torch.ops.aten
+
+_CHUNK = 64  # logits compared at a time: memory stays at 64 K numbers for K logits, not K^2
+
+
+def _log_odds_probit(mean: Tensor, variance: Tensor) -> Tensor:
+    """log (1 - E) / E for E = Phi(m / sqrt(v + 8/pi))."""
+    u = mean / (variance + 8 / math.pi).sqrt()
+    return log_normal_cdf(-u) - log_normal_cdf(u)
+
+
+def _log_odds_logistic(mean: Tensor, variance: Tensor) -> Tensor:
+    """log (1 - E) / E for E = sigma(m / sqrt(1 + pi v / 8))."""
+    return -mean / (1 + variance * (math.pi / 8)).sqrt()
+
+
+def _log_probabilities(mean: Tensor, variance: Tensor, log_odds: Any) -> Tensor:
+    """log p over the last dimension."""
+    n = mean.shape[-1]
+    index = torch.arange(n, device=mean.device)
+    parts = []
+    for start in range(0, n, _CHUNK):
+        stop = min(start + _CHUNK, n)
+        odds = log_odds(
+            mean[..., :, None] - mean[..., None, start:stop],
+            variance[..., :, None] + variance[..., None, start:stop],
+        )
+        itself = index[:, None] == index[None, start:stop]
+        # the term j = k stands in for the 1 of the denominator: log 1 = 0
+        parts.append(torch.logsumexp(odds.masked_fill(itself, 0.0), -1, keepdim=True))
+    denominator = torch.logsumexp(torch.cat(parts, -1), -1)
+    return F.log_softmax(-denominator, -1)
+
+
+def _softmax_rules(fidelity: str | None, log_odds: Any) -> None:
+    approximation = "probit" if fidelity == "paper" else "logistic"
+
+    def moments(x: Moments, dim: int, dtype: torch.dtype | None) -> tuple[Tensor, Tensor, Tensor]:
+        """log p, p and the log-probabilities' first-order variance, the class dimension in place."""
+        if dtype is not None:
+            x = x.to(dtype)
+        mean, variance = x.mean.movedim(dim, -1), x.variance.movedim(dim, -1)
+        log_p = _log_probabilities(mean, variance, log_odds)
+        p = log_p.exp()
+        own = p * p * variance
+        others = (own.sum(-1, keepdim=True) - own).clamp_min(0)  # never negative but for rounding
+        spread = torch.expm1(log_p).square() * variance + others
+        return log_p.movedim(-1, dim), p.movedim(-1, dim), spread.movedim(-1, dim)
+
+    @rule(
+        aten.softmax.int,
+        fidelity=fidelity,
+        exactness=f"approximate: {approximation}, independent logits; variance to first order, bounded",
+        reference="paper, softmax; Daunizeau 2017",
+    )
+    def softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Moments:
+        _, p, spread = moments(x, dim, dtype)
+        p = p.clamp_min(torch.finfo(p.dtype).tiny)  # finite logits exclude no class
+        bound = p * (1 - p)
+        first_order = p * p * spread
+        total = (first_order + bound).clamp_min(torch.finfo(p.dtype).tiny)
+        return Moments(p, first_order * (bound / total))
+
+    @rule(
+        aten.log_softmax.int,
+        fidelity=fidelity,
+        exactness=f"approximate: {approximation}, independent logits; variance to first order",
+        reference="paper, softmax; Daunizeau 2017",
+    )
+    def log_softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Moments:
+        log_p, _, spread = moments(x, dim, dtype)
+        return Moments(log_p, spread)
+
+
+_softmax_rules("paper", _log_odds_probit)
+_softmax_rules(None, _log_odds_logistic)

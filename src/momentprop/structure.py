@@ -1,0 +1,165 @@
+"""Inputs and outputs of any structure <-> flat lists, with clear errors when a call does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from momentprop.errors import InputError
+from momentprop.moments import Moments, is_moments, mean_of
+
+
+def split_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A tensor, a tuple of positional inputs, or (args, kwargs) -> (args, kwargs)."""
+    if isinstance(example_inputs, (Tensor, Moments)):
+        return (example_inputs,), {}
+    if not isinstance(example_inputs, (tuple, list)):
+        raise InputError(
+            "inputs must be a tensor, a tuple of tensors or (args, kwargs), "
+            f"not {type(example_inputs).__name__}"
+        )
+    if (
+        len(example_inputs) == 2
+        and isinstance(example_inputs[0], (tuple, list))
+        and isinstance(example_inputs[1], dict)
+    ):
+        return tuple(example_inputs[0]), dict(example_inputs[1])
+    return tuple(example_inputs), {}
+
+
+@dataclass(frozen=True, eq=False)
+class Signature:
+    """How a traced model is called: the structure of its inputs, and an example of each."""
+
+    n_args: int
+    kwarg_names: tuple[str, ...]
+    positional_names: tuple[str, ...]  # of the model's forward
+    spec: pytree.TreeSpec
+    examples: tuple[Any, ...]  # a tensor on the meta device, or the constant that was traced
+    batched: tuple[bool, ...]  # whether the first dimension may have any size
+
+    @staticmethod
+    def of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        parameters = inspect.signature(model.forward).parameters.values()
+        return Signature(
+            n_args=len(args),
+            kwarg_names=tuple(kwargs),
+            positional_names=tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD),
+            spec=spec,
+            examples=tuple(v.to("meta") if isinstance(v, Tensor) else v for v in leaves),
+            batched=tuple(False for _ in leaves),
+        )
+
+    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The flat inputs of a call; Moments stay whole. Raises InputError if the call does not fit."""
+        kwargs = dict(kwargs)
+        for name in self.positional_names[len(args) : self.n_args]:
+            if name in kwargs:  # traced by position, given by name
+                args = (*args, kwargs.pop(name))
+        if len(args) != self.n_args or set(kwargs) != set(self.kwarg_names):
+            raise InputError(
+                f"expected {self.n_args} positional inputs and keywords {sorted(self.kwarg_names)}, "
+                f"as in example_inputs; got {len(args)} and {sorted(kwargs)}"
+            )
+        ordered = {name: kwargs[name] for name in self.kwarg_names}
+        leaves, spec = pytree.tree_flatten((args, ordered), is_leaf=is_moments)
+        if spec != self.spec:
+            raise InputError(f"the inputs have the structure {spec}, but {self.spec} was traced")
+        if not torch.compiler.is_compiling():
+            for i, (leaf, example) in enumerate(zip(leaves, self.examples, strict=True)):
+                self._check(self._name(i), leaf, example, self.batched[i])
+        return leaves
+
+    def moved(self, probe: Callable[[torch.dtype], Tensor]) -> Signature:
+        """The signature after the module moved: `probe(dtype)` is an empty tensor that moved along."""
+        examples = tuple(e.to(probe(e.dtype).dtype) if isinstance(e, Tensor) else e for e in self.examples)
+        return dataclasses.replace(self, examples=examples)
+
+    def _name(self, index: int) -> str:
+        path, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(self.examples, self.spec))[0][index]
+        return "inputs" + pytree.keystr(path[1:])
+
+    @staticmethod
+    def _check(name: str, leaf: Any, example: Any, batched: bool) -> None:
+        value = mean_of(leaf)
+        if not isinstance(example, Tensor):
+            if type(value) is not type(example) or value != example:
+                raise InputError(f"{name} was {example!r} when traced and cannot be {value!r} now")
+            return
+        if not isinstance(value, Tensor):
+            raise InputError(f"{name} must be a tensor, not {type(value).__name__}")
+        if value.dtype != example.dtype:
+            raise InputError(
+                f"{name} must be {example.dtype}, not {value.dtype}; convert it with .to({example.dtype}) "
+                "or the network with bnn.to(...)"
+            )
+        skip = 1 if batched else 0
+        if value.dim() != example.dim() or value.shape[skip:] != example.shape[skip:]:
+            expected = ["batch" if batched and d == 0 else str(n) for d, n in enumerate(example.shape)]
+            raise InputError(f"{name} must have shape [{', '.join(expected)}], not {list(value.shape)}")
+        if isinstance(leaf, Moments):
+            if not value.is_floating_point():
+                raise InputError(f"{name} has dtype {value.dtype} and cannot be uncertain")
+            if value.device.type != "meta" and bool((leaf.variance < 0).any()):
+                raise InputError(f"{name} has negative variance")
+
+
+@dataclass
+class _Record:
+    """A dataclass instance opened into its fields, so that its tensors can be traced."""
+
+    kind: type
+    fields: dict[str, Any]
+
+
+pytree.register_pytree_node(
+    _Record,
+    lambda r: (list(r.fields.values()), (r.kind, tuple(r.fields))),
+    lambda values, context: _Record(context[0], dict(zip(context[1], values, strict=True))),
+)
+
+
+def _is_plain_dataclass(value: Any) -> bool:
+    return (
+        dataclasses.is_dataclass(value)
+        and not isinstance(value, type)
+        and type(value) not in pytree.SUPPORTED_NODES
+    )
+
+
+def flatten_output(output: Any) -> tuple[list[Any], pytree.TreeSpec]:
+    """Leaves and structure of a model's output; dataclasses count as structure."""
+
+    def open_one(value: Any) -> Any:
+        if not _is_plain_dataclass(value):
+            return value
+        names = [field.name for field in dataclasses.fields(value)]
+        return _Record(type(value), {name: open_all(getattr(value, name)) for name in names})
+
+    def open_all(value: Any) -> Any:
+        return pytree.tree_map(open_one, value, is_leaf=_is_plain_dataclass)
+
+    return pytree.tree_flatten(open_all(output))
+
+
+def rebuild_output(leaves: list[Any], spec: pytree.TreeSpec) -> Any:
+    """The inverse of `flatten_output`, with any leaves."""
+
+    def close_one(value: Any) -> Any:
+        if not isinstance(value, _Record):
+            return value
+        return value.kind(**{name: close_all(field) for name, field in value.fields.items()})
+
+    def close_all(value: Any) -> Any:
+        return pytree.tree_map(close_one, value, is_leaf=lambda v: isinstance(v, _Record) or is_moments(v))
+
+    output = pytree.tree_unflatten(leaves, spec)
+    return close_all(output) if "_Record" in str(spec) else output

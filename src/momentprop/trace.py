@@ -1,0 +1,241 @@
+"""nn.Module + example inputs -> one functional ATen graph with every dropout armed; knows no rules."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._ops import OpOverload
+from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+
+from momentprop.errors import DropProbabilityError, InputError, Place, TraceError
+from momentprop.functionalize import functionalize
+from momentprop.moments import is_moments, mean_of
+from momentprop.structure import Signature, flatten_output, split_inputs
+
+aten = torch.ops.aten
+
+DROPOUTS = (aten.dropout.default, aten.feature_dropout.default)
+
+# Layers of torch.nn whose dropout depends on their training flag. Its other layers stay in eval mode, as
+# does every layer that holds running statistics; layers written by users are armed, since any may call
+# F.dropout(x, p, self.training).
+_ARMED = (
+    nn.modules.dropout._DropoutNd,
+    nn.MultiheadAttention,
+    nn.RNNBase,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A model as a pure function: graph(*state, *inputs) -> flat outputs. Never changed once made."""
+
+    graph: fx.Graph
+    state: tuple[str, ...]  # names of the parameters, buffers and constants the graph takes first
+    constants: dict[str, Tensor]  # tensors that are neither parameters nor buffers of the model
+    signature: Signature
+    out_spec: pytree.TreeSpec
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Trace:
+        return self
+
+    @property
+    def input_nodes(self) -> list[fx.Node]:
+        return [n for n in self.graph.nodes if n.op == "placeholder"][len(self.state) :]
+
+    def copy_graph(self) -> fx.Graph:
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(self.graph, {}))
+        return graph
+
+    def moved(self, probe: Callable[[torch.dtype], Tensor]) -> Trace:
+        """The trace after its module moved: `probe(dtype)` is an empty tensor that moved along.
+
+        Devices named in the graph follow, and so do the dtypes of tensors it creates from nothing;
+        explicit casts stay what the model's author wrote.
+        """
+        graph = self.copy_graph()
+        for node in graph.nodes:
+            kwargs = dict(node.kwargs)
+            if kwargs.get("device") is not None:
+                kwargs["device"] = probe(torch.float32).device
+            dtype = kwargs.get("dtype")
+            if isinstance(dtype, torch.dtype) and dtype.is_floating_point and not _tensor_inputs(node):
+                kwargs["dtype"] = probe(dtype).dtype
+            node.kwargs = kwargs
+        return dataclasses.replace(self, graph=graph, signature=self.signature.moved(probe))
+
+
+def trace(model: nn.Module, inputs: Any) -> Trace:
+    """Trace the model with dropout armed and a dynamic batch dimension, leaving it as it was."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, not {type(model).__name__}")
+    args, kwargs = pytree.tree_map(mean_of, split_inputs(inputs), is_leaf=is_moments)
+    signature = Signature.of(model, args, kwargs)
+    leaves = _two_or_more(pytree.tree_leaves((args, kwargs)))
+    if not any(isinstance(leaf, Tensor) for leaf in leaves):
+        raise InputError("the example inputs contain no tensor")
+    args, kwargs = pytree.tree_unflatten(leaves, signature.spec)
+    program, out_spec = _export(model, args, kwargs)
+    graph, state = _normalize(program)
+    made = Trace(graph, state, dict(program.constants), signature, out_spec)
+    batched = tuple(_has_symbolic_batch(node) for node in made.input_nodes)
+    return dataclasses.replace(made, signature=dataclasses.replace(signature, batched=batched))
+
+
+def place_of(node: fx.Node, reason: str = "") -> Place:
+    """Operator, module path and source line of a node, for messages."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    frames = str(node.meta.get("stack_trace") or "").strip().splitlines()
+    source = " ".join(line.strip() for line in frames[-2:]) or "(no source line recorded)"
+    return Place(str(node.target), stack[-1][0] if stack else "", source, reason)
+
+
+@contextlib.contextmanager
+def armed(model: nn.Module) -> Iterator[None]:
+    """Dropout in training mode, everything that normalises in eval mode; restored afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        for module in modes:
+            module.training = _is_armed(module)
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _is_armed(module: nn.Module) -> bool:
+    statistics = "running_mean" in module._buffers or "running_var" in module._buffers
+    if statistics or isinstance(module, nn.modules.batchnorm._NormBase):
+        return False
+    if type(module).__module__.startswith(("torch.nn.modules", "torch.nn.utils")):
+        return isinstance(module, _ARMED)
+    return True
+
+
+def _two_or_more(leaves: list[Any]) -> list[Any]:
+    """Batch sizes 0 and 1 are special to the tracer: use a batch of 2 so that it stays symbolic."""
+    size = next((v.shape[0] for v in leaves if isinstance(v, Tensor) and v.dim()), 2)
+    if size >= 2:
+        return leaves
+    return [
+        v.new_zeros(2, *v.shape[1:]) if isinstance(v, Tensor) and v.dim() and v.shape[0] == size else v
+        for v in leaves
+    ]
+
+
+def _export(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[ExportedProgram, pytree.TreeSpec]:
+    tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.dim()]
+    shapes = ShapesCollection()
+    for tensor in tensors:
+        if tensor.shape[0] == tensors[0].shape[0]:
+            shapes[tensor] = {0: Dim.AUTO}
+    structure: list[pytree.TreeSpec] = []
+
+    def flatten(_module: nn.Module, _args: Any, output: Any) -> tuple[Any, ...]:
+        leaves, spec = flatten_output(output)
+        structure.append(spec)
+        return tuple(leaves)
+
+    handle = model.register_forward_hook(flatten)
+    try:
+        with warnings.catch_warnings(), armed(model), torch.random.fork_rng(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(
+                model,
+                args,
+                kwargs,
+                dynamic_shapes=shapes.dynamic_shapes(model, args, kwargs),
+                strict=False,
+            )
+    except Exception as error:
+        raise TraceError(_explain(model, error)) from error
+    finally:
+        handle.remove()
+    return program, structure[-1]
+
+
+def _explain(model: nn.Module, error: Exception) -> str:
+    """What torch.export said, and the place in the user's code it happened at."""
+    library = inspect.getfile(torch).rsplit("__init__", 1)[0]
+    frames = [
+        f"\n  File {frame.filename!r}, line {frame.lineno}: {frame.line}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(library) and frame.filename != __file__
+    ]
+    text = str(error).strip()
+    if "data-dependent" in text or "data dependent" in text:
+        advice = "Control flow on tensor values cannot be traced: use torch.where or torch.cond."
+    else:
+        advice = "Check that the model runs on the example inputs, and that torch.export accepts it."
+    first = text.splitlines()[0] if text else type(error).__name__
+    return f"{type(model).__name__} could not be traced: {first}{''.join(frames[-1:])}\n{advice}"
+
+
+def _normalize(program: ExportedProgram) -> tuple[fx.Graph, tuple[str, ...]]:
+    """The functional graph without assertions, idle dropouts and unused state; the state's names."""
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        if _is_assertion(node.target):
+            graph.erase_node(node)
+    functionalize(graph)
+    for node in list(graph.nodes):
+        if node.target in DROPOUTS:
+            _check_dropout(graph, node)
+    graph.eliminate_dead_code()
+    kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+    specs = program.graph_signature.input_specs
+    targets = {spec.arg.name: str(spec.target) for spec in specs if spec.kind in kinds}
+    state = []
+    for node in list(graph.nodes):
+        if node.op == "placeholder" and node.name in targets:
+            if node.users:
+                state.append(targets[node.name])
+            else:
+                graph.erase_node(node)
+    graph.lint()
+    return graph, tuple(state)
+
+
+def _check_dropout(graph: fx.Graph, node: fx.Node) -> None:
+    source, probability, train = node.args
+    if not train or probability == 0:
+        node.replace_all_uses_with(source)  # type: ignore[arg-type]
+        graph.erase_node(node)
+    elif not 0 < probability < 1:  # type: ignore[operator]
+        raise DropProbabilityError(
+            f"dropout with p = {probability} leaves nothing to propagate; use 0 <= p < 1\n  {place_of(node)}"
+        )
+
+
+def _is_assertion(target: Any) -> bool:
+    return isinstance(target, OpOverload) and target._schema.name.startswith(
+        ("aten::_assert", "aten::sym_constrain")
+    )
+
+
+def _tensor_inputs(node: fx.Node) -> bool:
+    return any(isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes)
+
+
+def _has_symbolic_batch(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dim() > 0 and isinstance(value.shape[0], torch.SymInt)
