@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from momentprop.coverage import analyze, creates_noise
 
+_VALUES = (Tensor, torch.SymInt)
 _DEPTH = 8  # decompositions within decompositions
 
 
@@ -35,22 +37,19 @@ def _expand(node: fx.Node, fidelity: str, depth: int) -> fx.Graph | None:
         return None
     values = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
     leaves, spec = pytree.tree_flatten(values)
-    tensors = [v for v in leaves if isinstance(v, Tensor)]
-    mode = next((t.fake_mode for t in tensors if hasattr(t, "fake_mode")), None)
-    if mode is None or any(
-        v is None and isinstance(a, fx.Node) for v, a in zip(leaves, _leaves(node), strict=True)
-    ):
+    given = [v for v in leaves if isinstance(v, _VALUES)]
+    mode = next((v.fake_mode for v in given if isinstance(v, FakeTensor)), None)
+    if mode is None or len(given) != len(_inputs(node)):
         return None
 
-    def run(*given: Tensor) -> Any:
-        rest = iter(given)
-        filled = [next(rest) if isinstance(v, Tensor) else v for v in leaves]
-        args, kwargs = pytree.tree_unflatten(filled, spec)
+    def run(*inputs: Any) -> Any:
+        rest = iter(inputs)
+        args, kwargs = pytree.tree_unflatten([next(rest) if isinstance(v, _VALUES) else v for v in leaves], spec)
         return function(*args, **kwargs)
 
     try:
         with mode, torch.no_grad():
-            graph = make_fx(run, pre_dispatch=True)(*tensors).graph
+            graph = make_fx(run)(*given).graph
     except Exception:
         return None  # stays uncovered, and is reported as such
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
@@ -67,18 +66,18 @@ def _decomposition(op: Any) -> Callable[..., Any] | None:
         return None
     if op._can_decompose():
         return op.decompose
-    return core_aten_decompositions().get(op)
+    return core_aten_decompositions().get(op) or decomposition_table.get(op)
 
 
-def _leaves(node: fx.Node) -> list[Any]:
-    return pytree.tree_leaves((node.args, node.kwargs))
+def _inputs(node: fx.Node) -> list[fx.Node]:
+    """The nodes among the arguments, in order, with repetitions."""
+    return [a for a in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(a, fx.Node)]
 
 
 def _inline(graph: fx.Graph, node: fx.Node, expansion: fx.Graph) -> None:
     """Put the expansion in place of the node, which keeps its name for messages."""
-    tensors = [a for a in _leaves(node) if isinstance(a, fx.Node) and isinstance(a.meta.get("val"), Tensor)]
     placeholders = [n for n in expansion.nodes if n.op == "placeholder"]
-    mapping = dict(zip(placeholders, tensors, strict=True))
+    mapping = dict(zip(placeholders, _inputs(node), strict=True))
     output: Any
     with graph.inserting_before(node):
         output = graph.graph_copy(expansion, mapping)

@@ -49,23 +49,39 @@ class _Functionalizer:
         self.value: dict[fx.Node, fx.Node] = {}  # a node -> the node holding its present value
         self.writes: dict[fx.Node, int] = {}  # a storage's owner -> number of writes so far
         self.seen: dict[fx.Node, int] = {}  # a node -> the write its value reflects
+        self.source: dict[fx.Node, Any] = {}  # a node -> its first argument as the model wrote it
 
     def run(self) -> None:
         for node in list(self.graph.nodes):
             with self.graph.inserting_before(node):
-                original_args = node.args
+                self.source[node] = node.args[0] if node.args else None
                 node.args = fx.map_arg(node.args, self.read)
                 node.kwargs = fx.map_arg(node.kwargs, self.read)
                 if _mutates(node):
-                    target = original_args[0]
-                    assert isinstance(target, fx.Node)
+                    target = self.source[node]
                     node.target = _functional(node)
                     self.viewed[node] = target
                     with self.graph.inserting_after(node):
                         self.write(target, node)
-                elif (source := _viewed_by(node, original_args)) is not None:
+                elif (source := self.viewed_by(node)) is not None:
                     self.viewed[node] = source
             self.seen[node] = self.writes.get(self.owner(node), 0)
+
+    def viewed_by(self, node: fx.Node) -> fx.Node | None:
+        """The tensor this node is a view of, if it is one."""
+        source = self.source[node]
+        if node.target is operator.getitem:  # an element of a list of views
+            source = self.source[source] if _view_schema(source) else None
+        elif not _view_schema(node):
+            source = None
+        if not isinstance(source, fx.Node):
+            return None
+        mine, its = node.meta.get("val"), source.meta.get("val")
+        if not (isinstance(mine, torch.Tensor) and isinstance(its, torch.Tensor)):
+            return None
+        # reshape, contiguous, to(): a view or a copy, as the strides have it
+        same = mine.untyped_storage()._cdata == its.untyped_storage()._cdata
+        return source if same else None
 
     def owner(self, node: fx.Node) -> fx.Node:
         while node in self.viewed:
@@ -123,25 +139,6 @@ def _view_schema(node: fx.Node) -> bool:
         return False
     alias = node.target._schema.returns[0].alias_info
     return alias is not None and not alias.is_write
-
-
-def _viewed_by(node: fx.Node, args: tuple[Any, ...]) -> fx.Node | None:
-    """The tensor this node is a view of, if it is one."""
-    if node.target is operator.getitem:
-        producer = args[0]
-        source = producer.args[0] if _view_schema(producer) else None
-    else:
-        source = args[0] if args and _view_schema(node) else None
-    if not isinstance(source, fx.Node):
-        return None
-    mine, its = node.meta.get("val"), source.meta.get("val")
-    if isinstance(mine, torch.Tensor) and isinstance(its, torch.Tensor):
-        # reshape, contiguous, to(): a view or a copy, as the strides have it
-        if mine.untyped_storage()._cdata != its.untyped_storage()._cdata:
-            return None
-    elif node.target is not operator.getitem and not isinstance(mine, torch.Tensor):
-        return None  # a list of views: its elements are followed instead
-    return source
 
 
 def _view_again(graph: fx.Graph, view: fx.Node, source: fx.Node) -> fx.Node:

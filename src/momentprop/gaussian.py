@@ -110,14 +110,17 @@ def relu_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     V = variance (1 - h - 2 a g - g^2).
     """
     std = safe_sqrt(variance)
-    a = (mean.abs() / std).clamp_max(_FAR)
+    positive = mean.clamp_min(0)
+    # |mean| / 2, but with the gradient of mean >= 0 at 0 (that of abs is 0), where all else takes that side
+    half = torch.sub(positive, mean, alpha=0.5)
+    a = (half * (2 / std)).clamp_max(_FAR)
     g_ratio, h_ratio = _tail_ratios(a)
     q = _root_density(a)
     g = q * (q * g_ratio)
     below = (variance * q) * (q * h_ratio)
     above = variance * (1 - q * (q * (h_ratio + 2 * a * g_ratio)))
     out_variance = torch.where(mean >= 0, above, below) - (variance * g) * g
-    return mean.clamp_min(0) + std * g, out_variance
+    return positive + std * g, out_variance
 
 
 def max_moments(
@@ -134,12 +137,13 @@ def max_moments(
     Both brackets are non-negative, so V is.
     """
     theta = safe_sqrt(variance_1 + variance_2)
-    difference = mean_1 - mean_2
-    a = (difference.abs() / theta).clamp_max(_FAR)
+    first_is_higher = mean_1 >= mean_2
+    higher_mean = torch.where(first_is_higher, mean_1, mean_2)
+    lower_mean = torch.where(first_is_higher, mean_2, mean_1)
+    a = ((higher_mean - lower_mean) * (1 / theta)).clamp_max(_FAR)
     g_ratio, h_ratio = _tail_ratios(a)
     q = _root_density(a)
     g = q * (q * g_ratio)
-    first_is_higher = difference >= 0
     higher = torch.where(first_is_higher, variance_1, variance_2)
     lower = torch.where(first_is_higher, variance_2, variance_1)
     variance = (
@@ -147,7 +151,7 @@ def max_moments(
         + (lower * q) * (q * h_ratio)
         - (lower * g) * g
     )
-    return torch.maximum(mean_1, mean_2) + theta * g, variance
+    return higher_mean + theta * g, variance
 
 
 def log_normal_cdf(x: Tensor) -> Tensor:
@@ -155,7 +159,8 @@ def log_normal_cdf(x: Tensor) -> Tensor:
 
     For x < 0: log phi(x) + log M(|x|); for x >= 0: log(1 - phi(x) M(x)).
     """
-    a = x.abs().clamp_max(1e18)  # so that a^2 does not overflow in float32
+    # where, not abs: its gradient at 0 is not 0. The bound keeps a^2 from overflowing in float32.
+    a = torch.where(x < 0, -x, x).clamp_max(1e18)
     g_ratio, h_ratio = _tail_ratios(a)
     mills = h_ratio + a * g_ratio
     lower = mills.log() - a * a * 0.5 - 0.5 * math.log(2 * math.pi)

@@ -72,7 +72,7 @@ class Signature:
         ordered = {name: kwargs[name] for name in self.kwarg_names}
         leaves, spec = pytree.tree_flatten((args, ordered), is_leaf=is_moments)
         if spec != self.spec:
-            raise InputError(f"the inputs have the structure {spec}, but {self.spec} was traced")
+            raise InputError(self._mismatch(args, ordered))
         if not torch.compiler.is_compiling():
             for i, (leaf, example) in enumerate(zip(leaves, self.examples, strict=True)):
                 self._check(self._name(i), leaf, example, self.batched[i])
@@ -82,6 +82,19 @@ class Signature:
         """The signature after the module moved: `probe(dtype)` is an empty tensor that moved along."""
         examples = tuple(e.to(probe(e.dtype).dtype) if isinstance(e, Tensor) else e for e in self.examples)
         return dataclasses.replace(self, examples=examples)
+
+    def _mismatch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Says which input has another structure than the one that was traced."""
+        traced = pytree.tree_unflatten(self.examples, self.spec)
+        for name, value, example in (
+            *((f"inputs[{i}]", a, b) for i, (a, b) in enumerate(zip(args, traced[0], strict=True))),
+            *((f"inputs[{k!r}]", kwargs[k], traced[1][k]) for k in kwargs),
+        ):
+            spec = pytree.tree_structure(example)
+            if pytree.tree_structure(value, is_leaf=is_moments) != spec:
+                expected = "a tensor" if spec.is_leaf() else f"structured like {example}"
+                return f"{name} must be {expected}, not {type(value).__name__}"
+        return "the inputs have another structure than the example inputs"
 
     def _name(self, index: int) -> str:
         path, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(self.examples, self.spec))[0][index]

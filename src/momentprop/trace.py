@@ -237,5 +237,8 @@ def _tensor_inputs(node: fx.Node) -> bool:
 
 
 def _has_symbolic_batch(node: fx.Node) -> bool:
+    """Whether tracing left the first dimension open; a model may have fixed it (`x.view(4, 6)`)."""
     value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.dim() > 0 and isinstance(value.shape[0], torch.SymInt)
+    if not isinstance(value, Tensor) or value.dim() == 0 or not isinstance(value.shape[0], torch.SymInt):
+        return False
+    return bool(value.shape[0].node.expr.free_symbols)

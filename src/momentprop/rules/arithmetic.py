@@ -8,7 +8,7 @@ import torch
 
 from momentprop.moments import Moments, mean_of, variance_of
 from momentprop.registry import EXACT, EXACT_IF_UNCORRELATED, rule
-from momentprop.rules.families import broadcast, only_random, product
+from momentprop.rules.families import broadcast, only_random, product, squared
 
 aten = torch.ops.aten
 
@@ -37,7 +37,8 @@ for _op in (aten.rsub.Tensor, aten.rsub.Scalar):
 def _quotient(op: Any) -> None:
     @rule(op, exactness=EXACT, reference="linear", refuses=only_random("self"))
     def propagate(x: Moments, divisor: Any) -> Moments:
-        return Moments(op(x.mean, divisor), op(x.variance, divisor * divisor))
+        mean = op(x.mean, divisor)
+        return Moments(mean, op(x.variance, squared(divisor, mean.dtype)))
 
 
 _quotient(aten.div.Tensor)

@@ -83,8 +83,8 @@ def product(*ops: OpOverload) -> None:
     def make(op: OpOverload) -> Callable[..., Moments]:
         def propagate(*factors: Any, **kwargs: Any) -> Moments:
             mean = op(*map(mean_of, factors), **kwargs)
-            squared = [f.variance if is_moments(f) else f * f for f in factors]
-            return Moments(mean, op(*squared, **kwargs))
+            squares = [f.variance if is_moments(f) else squared(f, mean.dtype) for f in factors]
+            return Moments(mean, op(*squares, **kwargs))
 
         return propagate
 
@@ -130,6 +130,12 @@ def broadcast(variance: Any, mean: Tensor) -> Tensor:
     if not isinstance(variance, Tensor):
         return torch.full_like(mean, variance)
     return variance.to(mean.dtype).expand_as(mean)
+
+
+def squared(constant: Any, dtype: torch.dtype) -> Any:
+    """The square of a tensor or number, in the type of the result: integer tensors would overflow."""
+    constant = constant.to(dtype) if isinstance(constant, Tensor) else constant
+    return constant * constant
 
 
 def _map(function: Callable[[Any], Any], value: Any) -> Any:

@@ -29,7 +29,7 @@ def sum_(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: Any = Non
 def mean(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Moments:
     """Variance: the mean of the variances, divided by the number of elements."""
     out = torch.mean(x.mean, dim, keepdim, dtype=dtype)
-    if dim is None or dim == []:
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         count = x.mean.numel()
     else:
         count = 1

@@ -93,7 +93,8 @@ rearrangement(
 
 
 def _refuses_rounding(arguments: Mapping[str, Any], _: frozenset[str]) -> str | None:
-    dtype = arguments.get("dtype")
+    other = arguments.get("other")  # a tensor, or the node of a graph that stands for one
+    dtype = arguments.get("dtype") or getattr(getattr(other, "meta", {}).get("val", other), "dtype", None)
     if dtype is not None and not dtype.is_floating_point:
         return f"a cast of a random tensor to {dtype} has no rule"
     return None

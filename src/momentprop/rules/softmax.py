@@ -70,10 +70,16 @@ def _softmax_rules(fidelity: str | None, log_odds: Any) -> None:
         if dtype is not None:
             x = x.to(dtype)
         mean, variance = x.mean.movedim(dim, -1), x.variance.movedim(dim, -1)
+        # logits masked by -inf stay masked, but their differences become 0 instead of NaN
+        mean = mean.clamp_min(torch.finfo(mean.dtype).min / 4)
         log_p = _log_probabilities(mean, variance, log_odds)
         p = log_p.exp()
         own = p * p * variance
-        others = (own.sum(-1, keepdim=True) - own).clamp_min(0)  # never negative but for rounding
+        # sum over j != k as a difference, except where that would cancel: for the largest term itself
+        index = torch.arange(own.shape[-1], device=own.device)
+        largest = index == own.argmax(-1, keepdim=True)
+        rest = own.masked_fill(largest, 0.0).sum(-1, keepdim=True)
+        others = torch.where(largest, rest, own.sum(-1, keepdim=True) - own)
         spread = torch.expm1(log_p).square() * variance + others
         return log_p.movedim(-1, dim), p.movedim(-1, dim), spread.movedim(-1, dim)
 

@@ -1,0 +1,452 @@
+"""The contract of `convert`: structures, batches, state, devices, compilation, errors."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import namedtuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import momentprop as mp
+
+Pair = namedtuple("Pair", ["first", "second"])
+
+
+def mlp(p: float = 0.3) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(p), nn.Linear(8, 3))
+
+
+def cnn() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding="same"),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.Dropout2d(0.2),
+        nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.4),
+        nn.Linear(6 * 4 * 4, 5),
+    )
+
+
+def snapshot(model: nn.Module) -> tuple:
+    return (
+        {name: module.training for name, module in model.named_modules()},
+        {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        {name: id(p) for name, p in model.named_parameters()},
+        {name: len(m._forward_hooks) + len(m._forward_pre_hooks) for name, m in model.named_modules()},
+        torch.get_rng_state(),
+    )
+
+
+def assert_untouched(model: nn.Module, before: tuple) -> None:
+    after = snapshot(model)
+    assert before[0] == after[0]
+    assert before[1].keys() == after[1].keys()
+    for name, tensor in before[1].items():
+        assert torch.equal(tensor, after[1][name]), name
+    assert before[2:4] == after[2:4]
+    assert torch.equal(before[4], after[4])
+
+
+class TestBatches:
+    @pytest.mark.parametrize("example_batch", [0, 1, 2, 7])
+    def test_any_batch_size_runs_afterwards(self, example_batch: int) -> None:
+        bnn = mp.convert(cnn().eval(), torch.zeros(example_batch, 3, 8, 8))
+        for batch in (0, 1, 2, 5):
+            out = bnn(torch.randn(batch, 3, 8, 8))
+            assert out.mean.shape == out.variance.shape == (batch, 5)
+            assert (out.variance >= 0).all()
+
+    def test_samples_do_not_influence_each_other(self) -> None:
+        bnn = mp.convert(cnn().eval(), torch.zeros(2, 3, 8, 8))
+        x = torch.randn(6, 3, 8, 8)
+        whole = bnn(x)
+        for i in range(6):
+            torch.testing.assert_close(bnn(x[i : i + 1]).mean, whole.mean[i : i + 1])
+            torch.testing.assert_close(bnn(x[i : i + 1]).variance, whole.variance[i : i + 1])
+
+    def test_a_fixed_batch_size_in_the_model_is_reported(self) -> None:
+        class Fixed(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return F.dropout(x, 0.5, self.training).view(4, 6)
+
+        bnn = mp.convert(Fixed(), torch.zeros(4, 2, 3))
+        assert bnn(torch.zeros(4, 2, 3)).shape == (4, 6)
+        with pytest.raises(mp.InputError, match=r"must have shape \[4, 2, 3\], not \[5, 2, 3\]"):
+            bnn(torch.zeros(5, 2, 3))
+
+
+class TestStructures:
+    def test_kwargs_tuples_dicts_and_constants(self) -> None:
+        class Many(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.dropout, self.linear = nn.Dropout(0.2), nn.Linear(4, 2)
+
+            def forward(self, x, pair, *, scale, flag=True):
+                hidden = self.linear(self.dropout(x + pair[0]))
+                return {"out": (hidden * scale, pair[1]), "none": None, "named": Pair(hidden, 3)}
+
+        x, a, b, s = torch.randn(2, 4), torch.randn(2, 4), torch.randn(2, 4), torch.randn(2, 1)
+        model = Many().eval()
+        bnn = mp.convert(model, ((x, (a, b)), {"scale": s, "flag": True}))
+        out = bnn(x, (a, b), scale=s, flag=True)
+        plain = model(x, (a, b), scale=s)
+        torch.testing.assert_close(out["out"][0].mean, plain["out"][0])
+        assert isinstance(out["out"][1], mp.Moments)  # no dropout reaches it
+        assert torch.equal(out["out"][1].mean, b)
+        assert not out["out"][1].variance.any()
+        assert out["none"] is None
+        assert isinstance(out["named"], Pair)
+        assert out["named"].second == 3
+        torch.testing.assert_close(bnn(x=x, pair=(a, b), flag=True, scale=s)["out"][0].mean, plain["out"][0])
+        with pytest.raises(mp.InputError, match="was True when traced"):
+            bnn(x, (a, b), scale=s, flag=False)
+        with pytest.raises(mp.InputError, match="keywords"):
+            bnn(x, (a, b), scale=s)
+
+    def test_dataclass_outputs(self) -> None:
+        @dataclasses.dataclass
+        class Output:
+            logits: torch.Tensor
+            extra: dict
+            text: str = "a"
+
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = mlp()
+
+            def forward(self, x):
+                return Output(self.net(x), {"hidden": x})
+
+        model = Model().eval()
+        out = mp.convert(model, torch.zeros(2, 4))(torch.ones(3, 4))
+        assert type(out) is Output
+        assert out.text == "a"
+        assert out.logits.shape == (3, 3)
+        assert isinstance(out.extra["hidden"], mp.Moments)
+        mc = mp.monte_carlo(model, torch.ones(3, 4), n_samples=10)
+        assert type(mc) is Output
+        assert mc.extra["hidden"].variance.sum() == 0
+
+    def test_several_inputs_one_uncertain(self) -> None:
+        class Two(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.dropout = nn.Dropout(0.5)
+
+            def forward(self, x, y):
+                return self.dropout(x) - 2 * y
+
+        x, y = torch.randn(3, 4), torch.randn(3, 4)
+        bnn = mp.convert(Two(), (x, y))
+        plain = bnn(x, y)
+        noisy = bnn(x, mp.Moments(y, 0.25))
+        torch.testing.assert_close(plain.variance, x**2)
+        torch.testing.assert_close(noisy.variance, x**2 + 4 * 0.25)
+
+    def test_shared_modules_and_branches(self) -> None:
+        class Shared(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear, self.dropout = nn.Linear(4, 4), nn.Dropout(0.1)
+
+            def forward(self, x):
+                a = self.dropout(torch.relu(self.linear(x)))
+                return torch.cat([self.linear(a), x], dim=1) + 1
+
+        bnn = mp.convert(Shared(), torch.zeros(2, 4))
+        out = bnn(torch.randn(5, 4))
+        assert out.shape == (5, 8)
+        assert not out.variance[:, 4:].any()
+        assert out.variance[:, :4].any()
+
+    def test_integer_inputs(self) -> None:
+        model = nn.Sequential(nn.Embedding(10, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+        tokens = torch.tensor([[1, 2, 3], [4, 5, 6]])
+        bnn = mp.convert(model, tokens)
+        assert bnn(tokens).shape == (2, 3, 2)
+        with pytest.raises(mp.InputError, match=r"must be torch\.int64"):
+            bnn(tokens.float())
+
+
+class TestUntouched:
+    def test_by_conversion_and_calls(self) -> None:
+        model = cnn().train()
+        model[4].eval()
+        model.register_forward_hook(lambda *_: None)
+        x = torch.randn(3, 3, 8, 8)
+        before = snapshot(model)
+        bnn = mp.convert(model, x)
+        bnn(x)
+        mp.monte_carlo(model, x, n_samples=5)
+        bnn.double()(x.double())
+        bnn.train()
+        assert_untouched(model, before)
+
+    def test_by_failed_conversion(self) -> None:
+        class Odd(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.bn, self.net = nn.BatchNorm1d(4), mlp()
+
+            def forward(self, x):
+                x = self.net(self.bn(x))
+                return x if x.sum() > 0 else -x
+
+        model, x = Odd().train(), torch.randn(3, 4)
+        before = snapshot(model)
+        with pytest.raises(mp.TraceError, match="Control flow on tensor values") as error:
+            mp.convert(model, x)
+        assert "test_convert.py" in str(error.value)
+        assert "x.sum() > 0" in str(error.value)
+        assert_untouched(model, before)
+
+    def test_batch_norm_statistics_stay_frozen_and_are_used(self) -> None:
+        model = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(4))
+        model(torch.randn(100, 4) * 3 + 1)
+        x = torch.randn(6, 4)
+        out = mp.convert(model.train(), x)(x)
+        bn = model[1]
+        torch.testing.assert_close(out.mean, bn.eval()(x))
+        torch.testing.assert_close(out.variance, x**2 / (bn.running_var + bn.eps))
+
+    def test_the_input_is_not_changed_by_in_place_layers(self) -> None:
+        model = nn.Sequential(nn.ReLU(inplace=True), nn.Dropout(0.5, inplace=True))
+        x = torch.randn(3, 4)
+        kept = x.clone()
+        mp.convert(model, x)(x)
+        mp.monte_carlo(model, x, n_samples=3)
+        assert torch.equal(x, kept)
+
+
+class TestModule:
+    def test_state_is_the_models_own(self) -> None:
+        model = cnn().eval()
+        bnn = mp.convert(model, torch.zeros(2, 3, 8, 8))
+        assert list(bnn.state_dict()) == list(model.state_dict())
+        assert bnn.get_parameter("0.weight") is model[0].weight
+        x = torch.randn(2, 3, 8, 8)
+        before = bnn(x).mean
+        with torch.no_grad():
+            model[9].bias += 1
+        torch.testing.assert_close(bnn(x).mean, before + 1)  # shared: the change is seen
+        other = copy.deepcopy(bnn)
+        with torch.no_grad():
+            model[9].bias -= 1
+        torch.testing.assert_close(other(x).mean, before + 1)  # a copy keeps what it had
+        other.load_state_dict(model.state_dict())
+        torch.testing.assert_close(other(x).mean, before)
+
+    def test_another_dtype_or_device_gets_copies(self) -> None:
+        model = cnn().eval()
+        bnn = mp.convert(model, torch.zeros(2, 3, 8, 8))
+        x = torch.randn(4, 3, 8, 8)
+        single = bnn(x)
+        double = bnn.double()(x.double())
+        assert double.mean.dtype == torch.float64
+        torch.testing.assert_close(double.mean.float(), single.mean)
+        torch.testing.assert_close(double.variance.float(), single.variance)
+        assert model[0].weight.dtype == torch.float32
+        with pytest.raises(mp.InputError, match=r"must be torch\.float64"):
+            bnn(x)
+        on_meta = mp.convert(model, x).to("meta")(x.to("meta"))
+        assert on_meta.mean.device.type == "meta"
+        assert model[0].weight.device.type == "cpu"
+
+    def test_tensors_made_inside_follow_device_and_dtype(self) -> None:
+        class Makes(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.constant = torch.tensor([1.0, 2.0])
+
+            def forward(self, x):
+                mask = torch.zeros(x.shape[0], 2, dtype=x.dtype, device=x.device)
+                mask[:, 0] = 1
+                return F.dropout(x, 0.5, self.training) * mask + self.constant
+
+        x = torch.randn(3, 2)
+        bnn = mp.convert(Makes(), x)
+        expected = torch.tensor([1.0, 0.0]) * x + torch.tensor([1.0, 2.0])
+        torch.testing.assert_close(bnn(x).mean, expected)
+        assert bnn.to("meta")(x.to("meta")).mean.device.type == "meta"
+        assert mp.convert(Makes(), x).double()(x.double()).mean.dtype == torch.float64
+
+    def test_gradients_reach_input_and_the_models_parameters(self) -> None:
+        model = cnn().eval()
+        bnn = mp.convert(model, torch.zeros(2, 3, 8, 8))
+        x = torch.randn(2, 3, 8, 8, requires_grad=True)
+        out = bnn(x)
+        (out.mean.sum() + out.variance.sum()).backward()
+        for tensor in (x, *model.parameters()):
+            assert tensor.grad is not None
+            assert torch.isfinite(tensor.grad).all()
+
+    def test_variance_gradient_is_right(self) -> None:
+        bnn = mp.convert(mlp().double(), torch.zeros(2, 4).double())
+        x = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(lambda v: (bnn(v).mean, bnn(v).variance), (x,))
+
+    def test_compiles_without_a_graph_break(self) -> None:
+        model = mlp().eval()
+        bnn = mp.convert(model, torch.zeros(2, 4))
+        explained = torch._dynamo.explain(bnn)(torch.randn(3, 4))
+        assert explained.graph_break_count == 0
+        compiled = torch.compile(bnn, fullgraph=True, backend="eager", dynamic=True)
+        for batch in (2, 3, 9):
+            x = torch.randn(batch, 4)
+            torch.testing.assert_close(compiled(x).variance, bnn(x).variance)
+            noisy = mp.Moments(x, torch.rand_like(x))
+            torch.testing.assert_close(compiled(noisy).variance, bnn(noisy).variance)
+
+    def test_exports_with_a_dynamic_batch(self) -> None:
+        bnn = mp.convert(cnn().eval(), torch.zeros(2, 3, 8, 8))
+        x = torch.randn(3, 3, 8, 8)
+        with torch.no_grad():
+            program = torch.export.export(bnn, (x,), dynamic_shapes={"args": ({0: torch.export.Dim.AUTO},)})
+        y = torch.randn(7, 3, 8, 8)
+        torch.testing.assert_close(program.module()(y).variance, bnn(y).variance)
+
+
+class TestErrors:
+    def test_all_missing_rules_at_once_with_their_places(self) -> None:
+        class Inner(nn.Module):
+            def forward(self, x):
+                return torch.erfinv(x)
+
+        class Outer(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner, self.linear, self.dropout = Inner(), nn.Linear(4, 4), nn.Dropout(0.5)
+
+            def forward(self, x):
+                x = self.dropout(torch.digamma(x))  # digamma stands before the dropout: no rule needed
+                x = self.inner(self.linear(x))
+                return torch.lgamma(x)
+
+        with pytest.raises(mp.MissingRuleError) as error:
+            mp.convert(Outer(), torch.rand(2, 4))
+        assert [p.operator for p in error.value.places] == ["aten.erfinv.default", "aten.lgamma.default"]
+        assert error.value.places[0].module == "inner"
+        assert "return torch.erfinv(x)" in error.value.places[0].source
+        assert "@mp.rule(torch.ops.aten.erfinv.default)" in str(error.value)
+        assert "digamma" not in str(error.value)
+
+    def test_uncertain_input_needs_rules_before_the_first_dropout_too(self) -> None:
+        class Early(nn.Module):
+            def forward(self, x):
+                return F.dropout(torch.digamma(x), 0.5, self.training)
+
+        x = torch.rand(2, 4)
+        bnn = mp.convert(Early(), x)
+        assert bnn(x).shape == (2, 4)
+        with pytest.raises(mp.MissingRuleError, match="digamma"):
+            bnn(mp.Moments(x, 0.1))
+        with pytest.raises(mp.MissingRuleError, match="digamma"):
+            mp.convert(Early(), mp.Moments(x, 0.1))
+
+    def test_random_weights_and_random_numbers_are_reported(self) -> None:
+        class DropConnect(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = nn.Parameter(torch.randn(3, 4))
+
+            def forward(self, x):
+                return F.linear(x, F.dropout(self.weight, 0.5, self.training)) + torch.randn_like(x[:, :3])
+
+        with pytest.raises(mp.MissingRuleError) as error:
+            mp.convert(DropConnect(), torch.rand(2, 4))
+        assert "argument weight is random" in str(error.value)
+        assert "draws random numbers" in str(error.value)
+
+    @pytest.mark.parametrize("p", [0.0, None])
+    def test_no_dropout(self, p: float | None) -> None:
+        model = nn.Sequential(nn.Linear(4, 2)) if p is None else mlp(p)
+        with pytest.raises(mp.NoDropoutError, match="no active dropout"):
+            mp.convert(model, torch.zeros(2, 4))
+
+    def test_no_dropout_but_an_uncertain_input(self) -> None:
+        model = nn.Linear(4, 2)
+        x = mp.Moments(torch.zeros(2, 4), 1.0)
+        torch.testing.assert_close(
+            mp.convert(model, x)(x).variance, (model.weight**2).sum(1).expand(2, 2)
+        )
+
+    def test_dropping_everything(self) -> None:
+        with pytest.raises(mp.DropProbabilityError, match=r"p = 1\.0"):
+            mp.convert(mlp(1.0), torch.zeros(2, 4))
+
+    def test_wrong_inputs(self) -> None:
+        bnn = mp.convert(mlp(), torch.zeros(2, 4))
+        with pytest.raises(mp.InputError, match=r"shape \[batch, 4\], not \[2, 5\]"):
+            bnn(torch.zeros(2, 5))
+        with pytest.raises(mp.InputError, match="not list"):
+            bnn([[0.0] * 4])
+        with pytest.raises(mp.InputError, match="expected 1 positional"):
+            bnn(torch.zeros(2, 4), torch.zeros(2, 4))
+        with pytest.raises(mp.InputError, match="negative variance"):
+            bnn(mp.Moments(torch.zeros(2, 4), -1.0))
+        with pytest.raises(mp.InputError, match="no tensor"):
+            mp.convert(mlp(), (1, 2))
+        with pytest.raises(mp.InputError, match="a tensor, a tuple"):
+            mp.convert(mlp(), {"x": 1})
+        with pytest.raises(ValueError, match="fidelity must be one of"):
+            mp.convert(mlp(), torch.zeros(2, 4), fidelity="papper")
+        with pytest.raises(TypeError, match=r"must be an nn\.Module"):
+            mp.convert(torch.relu, torch.zeros(2, 4))
+        with pytest.raises(mp.TraceError, match="could not be traced"):
+            mp.convert(mlp(), torch.zeros(2, 9))
+
+    def test_nan_stays_nan_and_stays_in_its_row(self) -> None:
+        bnn = mp.convert(cnn().eval(), torch.zeros(2, 3, 8, 8))
+        x = torch.randn(3, 3, 8, 8)
+        x[1, 0, 0, 0] = torch.nan
+        out = bnn(x)
+        assert out.mean[1].isnan().any()
+        assert out.mean[[0, 2]].isfinite().all()
+        assert out.variance[[0, 2]].isfinite().all()
+
+
+class TestTracing:
+    def test_functional_dropout_and_training_flags(self) -> None:
+        class Functional(nn.Module):
+            def forward(self, x):
+                return F.dropout(x, 0.5, self.training)
+
+        x = torch.ones(1, 2000)
+        for model in (Functional().eval(), Functional().train()):
+            torch.testing.assert_close(mp.convert(model, x)(x).variance, torch.ones(1, 2000))
+
+    def test_everything_before_the_first_dropout_is_deterministic(self) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.LayerNorm(4), nn.Dropout(0.5))
+        x = torch.randn(3, 4)
+        out = mp.convert(model.eval(), x)(x)
+        torch.testing.assert_close(out.mean, model(x))
+        torch.testing.assert_close(out.variance, model(x) ** 2)
+
+    def test_operators_without_a_rule_are_decomposed_when_that_helps(self) -> None:
+        class Stacks(nn.Module):
+            def forward(self, x):
+                x = F.dropout(x, 0.5, self.training)
+                return torch.hstack([torch.swapaxes(x, 1, 2).swapdims(1, 2), x.rot90(2, (1, 2))])
+
+        x = torch.randn(2, 3, 4)
+        out = mp.convert(Stacks().eval(), x)(x)
+        torch.testing.assert_close(out.mean, Stacks().eval()(x))
+        torch.testing.assert_close(out.variance, Stacks().eval()(x) ** 2)
+
+    def test_spectral_norm_is_not_iterated(self) -> None:
+        model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), nn.Dropout(0.5))
+        x = torch.randn(2, 4)
+        before = snapshot(model.train())
+        out = mp.convert(model, x)(x)
+        assert_untouched(model, before)
+        torch.testing.assert_close(out.mean, model.eval()(x))
