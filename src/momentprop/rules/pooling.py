@@ -126,7 +126,7 @@ def _avg_pool(n: int, op: Any) -> None:
         elif not ceil_mode and (count_include_pad or not any(_per_dimension(padding, n))):
             divisor = math.prod(_per_dimension(kernel_size, n))
         else:
-            ones = torch.ones_like(x.mean[(0,) * (x.mean.dim() - n)])[None]
+            ones = x.mean.new_ones(1, *x.shape[-n:])
             inside = _count_inside(ones, n, kernel_size, stride, padding, ceil_mode)
             divisor = inside / pool(ones)
         return Moments(pool(x.mean), pool(x.variance) / divisor)

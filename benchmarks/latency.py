@@ -1,0 +1,117 @@
+"""What does a converted network cost, in plain passes? The paper's CNN, 10 classes.
+
+Prints, for several batch sizes and in one run, the median time of each method divided by that of the
+compiled plain network, beside the ratio of multiply-adds, which is the limit. Machines are noisy, so the
+methods take turns and only ratios are reported.
+
+    python benchmarks/latency.py [--threads 1] [--out latency.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import momentprop as mp
+
+
+def paper_cnn(n_classes: int = 10) -> nn.Sequential:
+    """Three blocks of convolution, ReLU, pooling, dropout; two dense layers of 128."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for width in (16, 32, 64):
+        layers += [nn.Conv2d(channels, width, 3, padding="same"), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3)]
+        channels = width
+    layers.append(nn.Flatten())
+    features = 64 * 4 * 4
+    for _ in range(2):
+        layers += [nn.Linear(features, 128), nn.ReLU(), nn.Dropout(0.3)]
+        features = 128
+    return nn.Sequential(*layers, nn.Linear(128, n_classes)).eval()
+
+
+def multiply_adds(function: Callable[[], object]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        function()
+    return counter.get_total_flops() // 2
+
+
+def take_turns(methods: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """Median seconds per call; the methods alternate, so that noise hits all of them alike."""
+    times: dict[str, list[float]] = {name: [] for name in methods}
+    for function in methods.values():
+        for _ in range(3):
+            function()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times[next(iter(times))]) < 5:
+        for name, function in methods.items():
+            start = time.perf_counter()
+            function()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--seconds", type=float, default=20.0, help="per batch size")
+    parser.add_argument("--samples", type=int, default=50, help="of MC dropout")
+    parser.add_argument("--out", help="write JSON here")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+
+    model = paper_cnn()
+    start = time.perf_counter()
+    bnn = mp.convert(model, torch.zeros(1, 3, 32, 32), fidelity="paper")
+    conversion = time.perf_counter() - start
+    x = torch.randn(8, 3, 32, 32)
+    limit = multiply_adds(lambda: bnn(x)) / multiply_adds(lambda: model(x))
+    machine = f"{platform.machine()}, {args.threads} thread(s), torch {torch.__version__}"
+    print(f"{machine}; convert took {conversion:.1f} s; multiply-adds, ratio to plain: {limit:.2f}")
+    print("time in units of one compiled plain pass")
+    print(
+        f"{'batch':>6} {'paper tier':>11} {'MC T=' + str(args.samples):>9} {'plain eager':>12} {'paper eager':>12}"
+    )
+    rows = []
+    with torch.no_grad():
+        for batch in args.batches:
+            torch._dynamo.reset()
+            x = torch.randn(batch, 3, 32, 32)
+            plain = torch.compile(model, fullgraph=True, dynamic=False)
+            paper = torch.compile(bnn, fullgraph=True, dynamic=False)
+
+            def sample(x: torch.Tensor = x) -> object:
+                return mp.monte_carlo(bnn, x, n_samples=args.samples, compile=True)
+
+            methods: dict[str, Callable[[], object]] = {
+                "plain": lambda x=x, f=plain: f(x),
+                "paper": lambda x=x, f=paper: f(x),
+                "mc": sample,
+                "plain_eager": lambda x=x: model(x),
+                "paper_eager": lambda x=x: bnn(x),
+            }
+            times = take_turns(methods, args.seconds)
+            ratios = {name: times[name] / times["plain"] for name in methods}
+            rows.append({"batch": batch, "ratios": ratios})
+            print(
+                f"{batch:>6} {ratios['paper']:>11.2f} {ratios['mc']:>9.1f} "
+                f"{ratios['plain_eager']:>12.2f} {ratios['paper_eager']:>12.2f}"
+            )
+    if args.out:
+        result = {"machine": machine, "convert_seconds": conversion, "multiply_adds": limit, "rows": rows}
+        with open(args.out, "w") as file:
+            json.dump(result, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

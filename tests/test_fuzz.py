@@ -1,0 +1,60 @@
+"""Differential fuzzing: random networks against the plain network and against sampling.
+
+300 networks by default; a longer run with `pytest tests/test_fuzz.py --hypothesis-profile=long`.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from networks import BATCH, Shape, networks, one_nonlinearity
+from torch import nn
+
+import momentprop as mp
+
+# torch says so once per process, for the plain network too
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+
+examples = settings.default.max_examples
+fuzz = settings(deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@settings(fuzz, max_examples=2 * examples)
+@given(networks())
+def test_random_networks(network: tuple[nn.Sequential, Shape]) -> None:
+    """Converts; no NaN; variance >= 0; and at variance zero it is the plain network."""
+    model, shape = network
+    x = torch.randn(BATCH, *shape)
+    out = mp.convert(model, x)(x)
+    assert out.mean.isfinite().all()
+    assert out.variance.isfinite().all()
+    assert (out.variance >= 0).all()
+    assert out.mean.shape == model(x).shape
+    assert mp.convert(model, x)(x[:0]).mean.shape[0] in (0, out.mean.shape[0])
+
+    if any(isinstance(m, (nn.Softmax, nn.LogSoftmax)) for m in model.modules()):
+        return  # the paper's softmax is not softmax at variance zero
+    quiet = copy.deepcopy(model)
+    for module in quiet.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+    certain = mp.Moments(x, 0.0)
+    still = mp.convert(quiet, certain)(certain)
+    torch.testing.assert_close(still.mean, model(x), rtol=1e-5, atol=1e-5)
+    assert (still.variance.abs() <= 1e-12).all()
+
+
+@settings(fuzz, max_examples=examples)
+@given(one_nonlinearity())
+def test_one_nonlinearity_agrees_with_sampling(network: tuple[nn.Sequential, Shape]) -> None:
+    """Moments are exact here: the oracle is within 5.5 standard errors, mean and variance."""
+    model, shape = network
+    model = model.double()
+    x = mp.Moments(torch.randn(1, *shape).double(), torch.rand(1, *shape).double() + 0.01)
+    out = mp.convert(model, x)(x)
+    mc = mp.monte_carlo(model, x, n_samples=4000)
+    assert ((out.mean - mc.mean).abs() <= 5.5 * mc.mean_error + 1e-9).all()
+    assert ((out.variance - mc.variance).abs() <= 5.5 * mc.variance_error + 1e-9).all()
