@@ -79,9 +79,8 @@ def main() -> None:
     machine = f"{platform.machine()}, {args.threads} thread(s), torch {torch.__version__}"
     print(f"{machine}; convert took {conversion:.1f} s; multiply-adds, ratio to plain: {limit:.2f}")
     print("time in units of one compiled plain pass")
-    print(
-        f"{'batch':>6} {'paper tier':>11} {'MC T=' + str(args.samples):>9} {'plain eager':>12} {'paper eager':>12}"
-    )
+    mc = f"MC T={args.samples}"
+    print(f"{'batch':>6} {'paper tier':>11} {mc:>9} {'plain eager':>12} {'paper eager':>12}")
     rows = []
     with torch.no_grad():
         for batch in args.batches:

@@ -223,7 +223,7 @@ def one_nonlinearity(draw: Draw) -> tuple[nn.Sequential, Shape]:
     """
     torch.manual_seed(draw(st.integers(0, 2**16)))
     shape = (draw(small), draw(st.sampled_from([2, 4, 6])), draw(st.sampled_from([2, 4])))
-    channels, height, width = shape
+    channels = shape[0]
 
     def elementwise(may_drop: bool) -> list[nn.Module]:
         kinds = ["affine", "norm", "none"] + (["dropout"] if may_drop else [])

@@ -376,9 +376,7 @@ class TestErrors:
     def test_no_dropout_but_an_uncertain_input(self) -> None:
         model = nn.Linear(4, 2)
         x = mp.Moments(torch.zeros(2, 4), 1.0)
-        torch.testing.assert_close(
-            mp.convert(model, x)(x).variance, (model.weight**2).sum(1).expand(2, 2)
-        )
+        torch.testing.assert_close(mp.convert(model, x)(x).variance, (model.weight**2).sum(1).expand(2, 2))
 
     def test_dropping_everything(self) -> None:
         with pytest.raises(mp.DropProbabilityError, match=r"p = 1\.0"):

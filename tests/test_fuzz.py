@@ -10,10 +10,10 @@ import copy
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from networks import BATCH, Shape, networks, one_nonlinearity
 from torch import nn
 
 import momentprop as mp
+from networks import BATCH, Shape, networks, one_nonlinearity
 
 # torch says so once per process, for the plain network too
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")

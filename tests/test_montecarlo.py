@@ -68,7 +68,10 @@ def test_standard_errors_are_honest() -> None:
     bnn = mp.convert(model, x)
     truth = bnn(x)  # one linear layer: exact
     z = torch.stack(
-        [(m.mean - truth.mean) / m.mean_error for m in (mp.monte_carlo(bnn, x, 50, seed=s) for s in range(400))]
+        [
+            (m.mean - truth.mean) / m.mean_error
+            for m in (mp.monte_carlo(bnn, x, 50, seed=s) for s in range(400))
+        ]
     )
     assert 0.9 < z.std() < 1.15
 

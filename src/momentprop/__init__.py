@@ -4,6 +4,7 @@ from momentprop.convert import BayesianNetwork, convert
 from momentprop.errors import (
     DropProbabilityError,
     InputError,
+    MissingExtraError,
     MissingRuleError,
     MomentpropError,
     NoDropoutError,
@@ -19,6 +20,7 @@ __all__ = [
     "BayesianNetwork",
     "DropProbabilityError",
     "InputError",
+    "MissingExtraError",
     "MissingRuleError",
     "MomentpropError",
     "Moments",

@@ -44,7 +44,8 @@ def _expand(node: fx.Node, fidelity: str, depth: int) -> fx.Graph | None:
 
     def run(*inputs: Any) -> Any:
         rest = iter(inputs)
-        args, kwargs = pytree.tree_unflatten([next(rest) if isinstance(v, _VALUES) else v for v in leaves], spec)
+        filled = [next(rest) if isinstance(v, _VALUES) else v for v in leaves]
+        args, kwargs = pytree.tree_unflatten(filled, spec)
         return function(*args, **kwargs)
 
     try:

@@ -168,8 +168,11 @@ def masked_fill(x: Moments, mask: Tensor, value: Any) -> Moments:
 def copy(x: Any, source: Any, non_blocking: bool = False) -> Any:
     """The source in the shape and type of x, whose values are overwritten."""
     target = mean_of(x)
-    mean = aten.copy.default(target, mean_of(source))
-    return Moments(mean, aten.copy.default(target, variance_of(source)))
+
+    def like_target(values: Tensor) -> Tensor:  # aten.copy itself has no derivative
+        return values.to(target).expand_as(target)
+
+    return Moments(like_target(mean_of(source)), like_target(variance_of(source)))
 
 
 @rule(

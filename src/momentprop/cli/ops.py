@@ -1,0 +1,38 @@
+"""momentprop ops: every operator that has a rule."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import momentprop.rules  # noqa: F401  (registers the rules)
+from momentprop.registry import RULES
+
+
+def ops(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the operators that noise can pass, with how exact each rule is and where it comes from."""
+    rows = [
+        {
+            "operator": str(rule.op),
+            "tier": rule.fidelity or "all",
+            "exactness": rule.exactness,
+            "reference": rule.reference,
+        }
+        for rule in RULES
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table("operator", "tier", "exactness", "reference", title=f"{len(rows)} rules")
+    table.columns[0].no_wrap = True
+    for row in rows:
+        table.add_row(*row.values())
+    # one line per operator for grep, where there is no screen to fit
+    Console(width=None if sys.stdout.isatty() else 200).print(table)

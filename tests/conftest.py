@@ -1,0 +1,15 @@
+"""Deterministic tests: one seed per test, hypothesis without randomness."""
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("ci", derandomize=True, deadline=None, database=None)
+settings.register_profile("long", max_examples=2000, deadline=None)  # --hypothesis-profile=long
+settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Every test draws the same numbers, whichever tests run before it."""
+    torch.manual_seed(0)

@@ -1,0 +1,98 @@
+import pytest
+import torch
+from properties import C, LinearRule, X, positive, reason_of, setting
+
+from momentprop.moments import Moments
+
+aten = torch.ops.aten
+
+
+def integers(shape, generator):
+    return torch.randint(1, 5, shape, generator=generator)
+
+
+def mask(shape, generator):
+    return torch.randint(2, shape, generator=generator).bool()
+
+
+SETTINGS = [
+    setting(aten.add.Tensor, X(2, 3), X(2, 3)),
+    setting(aten.add.Tensor, X(2, 3), X(3), alpha=-2),
+    setting(aten.add.Tensor, X(2, 1), X(1, 3), alpha=0.5),
+    setting(aten.add.Tensor, X(3), C(2, 3)),
+    setting(aten.add.Tensor, C(2, 3), X(3), alpha=3),
+    setting(aten.add.Tensor, C(3), X(2, 3)),
+    setting(aten.add.Tensor, X(), C(2)),
+    setting(aten.add.Tensor, X(2, 3), C(3, make=integers), alpha=2),
+    setting(aten.add.Tensor, C(2, 3, make=integers), X(3)),
+    setting(aten.add.Tensor, X(2, 3), 2),
+    setting(aten.add.Tensor, X(2, 3), 1.5, alpha=2),
+    setting(aten.add.Scalar, X(2, 3), 1.5),
+    setting(aten.add.Scalar, X(2, 3), 2, -3),
+    setting(aten.sub.Tensor, X(2, 3), X(3)),
+    setting(aten.sub.Tensor, X(3), X(2, 3), alpha=-2),
+    setting(aten.sub.Tensor, C(2, 3), X(3), alpha=0.5),
+    setting(aten.sub.Tensor, X(2, 3), C(3), alpha=0.5),
+    setting(aten.sub.Tensor, X(2, 3), 2.5),
+    setting(aten.sub.Scalar, X(2, 3), 1.5),
+    setting(aten.sub.Scalar, X(2, 3), 2, 4),
+    setting(aten.rsub.Tensor, X(2, 3), X(3), alpha=3),
+    setting(aten.rsub.Tensor, C(2, 3), X(3), alpha=3),
+    setting(aten.rsub.Tensor, X(3), C(2, 3), alpha=0.5),
+    setting(aten.rsub.Scalar, X(2, 3), 1),
+    setting(aten.rsub.Scalar, X(2, 3), 1.5, -2),
+    setting(aten.mul.Tensor, X(2, 3), C(2, 3)),
+    setting(aten.mul.Tensor, C(2, 3), X(3)),
+    setting(aten.mul.Tensor, X(2, 1), C(1, 3)),
+    setting(aten.mul.Tensor, X(3), C(2, 3)),
+    setting(aten.mul.Tensor, X(2, 3), -2),
+    setting(aten.mul.Tensor, X(2, 3), 0.5),
+    setting(aten.mul.Tensor, X(2, 3), C(3, make=integers)),
+    setting(aten.mul.Tensor, X(8), C(8, make=mask)),
+    setting(aten.mul.Scalar, X(2, 3), -0.5),
+    setting(aten.mul.Scalar, X(2, 3), 3),
+    setting(aten.div.Tensor, X(2, 3), C(3, make=positive)),
+    setting(aten.div.Tensor, X(3), C(2, 3, make=positive)),
+    setting(aten.div.Tensor, X(2, 3), C(3, make=integers)),
+    setting(aten.div.Tensor, X(2, 3), -4),
+    setting(aten.div.Scalar, X(2, 3), 0.5),
+    setting(aten.div.Scalar, X(2, 3), -3),
+    setting(aten.neg.default, X(2, 3)),
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+class TestArithmetic(LinearRule):
+    pass
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32], ids=str)
+def test_integer_constants_do_not_overflow(dtype):
+    """The square of an integer tensor does not fit its type: 100^2 mod 256 = 16."""
+    n = min(100_000, torch.iinfo(dtype).max)
+    x, constant = Moments(torch.ones(2), 1.0), torch.tensor([n, n // 2], dtype=dtype)
+    for op, expected in [
+        (aten.mul.Tensor, constant.double() ** 2),
+        (aten.div.Tensor, constant.double() ** -2),
+    ]:
+        out = setting(op).rule(x, constant)
+        torch.testing.assert_close(out.variance, expected.float())
+
+
+@pytest.mark.parametrize("op", [aten.add.Tensor, aten.mul.Tensor, aten.div.Tensor], ids=str)
+def test_types_are_promoted_as_by_the_operator(op):
+    x, constant = Moments(torch.ones(2), 4.0), torch.full((2,), 2.0, dtype=torch.float64)
+    out = setting(op).rule(x, constant)
+    assert out.mean.dtype == out.variance.dtype == torch.float64
+
+
+def test_product_of_two_random_tensors_is_refused():
+    assert "product of two random tensors (other, self)" in reason_of(
+        setting(aten.mul.Tensor, X(2), X(2)), "self", "other"
+    )
+
+
+def test_random_divisor_is_refused():
+    quotient = setting(aten.div.Tensor, X(2), C(2, make=positive))
+    assert "other is random" in reason_of(quotient, "other")
+    assert "other is random" in reason_of(quotient, "self", "other")

@@ -1,0 +1,98 @@
+"""The command: what it prints, what it writes, how it fails."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import momentprop
+from momentprop.cli import main
+from momentprop.cli.app import app
+from momentprop.registry import RULES
+
+PNG = b"\x89PNG\r\n"
+runner = CliRunner()
+
+
+def test_version() -> None:
+    result = runner.invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.stdout == f"momentprop {momentprop.__version__}\n"
+
+
+def test_ops_names_operator_exactness_and_reference_on_one_line() -> None:
+    result = runner.invoke(app, ["ops"])
+    assert result.exit_code == 0
+    [line] = [line for line in result.stdout.splitlines() if "aten.relu.default" in line]
+    assert "exact for Gaussian inputs" in line
+    assert "paper, ReLU" in line
+
+
+def test_ops_json_lists_every_rule() -> None:
+    result = runner.invoke(app, ["ops", "--json"])
+    assert result.exit_code == 0
+    rows = json.loads(result.stdout)
+    assert [row["operator"] for row in rows] == [str(rule.op) for rule in RULES]
+    assert {"operator", "tier", "exactness", "reference"} == set(rows[0])
+    assert {row["tier"] for row in rows if row["operator"] == "aten.softmax.int"} >= {"all", "paper"}
+
+
+def test_demo_writes_figures_and_results(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "demo"
+    result = runner.invoke(app, ["demo", "--quick", "--out", str(out), "--seed", "1"])
+    assert result.exit_code == 0, result.output
+    for name in ("regression.png", "entropy.png", "roc.png"):
+        image = (out / name).read_bytes()
+        assert image.startswith(PNG)
+        assert len(image) > 10_000
+    results = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert results["seed"] == 1
+    assert results["command"].startswith("momentprop demo")
+    assert results["command"].endswith("--seed 1 --quick")
+    assert results["versions"]["momentprop"] == momentprop.__version__
+    assert {"python", "torch", "matplotlib"} <= set(results["versions"])
+    assert list(results["regression"]) == ["NN", "MC T=30", "momentprop"]
+    assert list(results["digits"]) == ["NN", "MC T=50", "momentprop"]
+    for method in ("NN", "MC T=30", "MC T=50", "momentprop"):
+        assert method in result.stdout
+    assert "200/200" in result.stderr
+    assert "200/200" not in result.stdout
+
+
+def test_demo_says_that_it_cannot_write(tmp_path: Path) -> None:
+    occupied = tmp_path / "file"
+    occupied.write_text("")
+    result = runner.invoke(app, ["demo", "--quick", "--out", str(occupied)])
+    assert result.exit_code == 1
+    assert "momentprop demo failed" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_demo_says_that_matplotlib_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(momentprop, "plots", raising=False)
+    monkeypatch.delitem(sys.modules, "momentprop.plots", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
+    result = runner.invoke(app, ["demo", "--quick", "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "pip install 'momentprop[plots]'" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("package", ["typer", "rich"])
+def test_main_says_what_to_install(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("momentprop.cli.")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(SystemExit) as exit_info:
+        main()
+    assert exit_info.value.code == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"{package} is not installed" in captured.err
+    assert "pip install 'momentprop[cli]'" in captured.err
