@@ -49,10 +49,10 @@ class Residual(nn.Module):
         return {"add": x + y, "sub": x - y, "cat": torch.cat([x, y], 1)}[self.join]
 
 
-def _norm(cls: Any, channels: int) -> nn.Module:
+def _norm(cls: Any, channels: int, shift: float = 1.0) -> nn.Module:
     norm = cls(channels)
     nn.init.normal_(norm.weight)
-    nn.init.normal_(norm.running_mean)
+    nn.init.normal_(norm.running_mean, std=shift)
     nn.init.uniform_(norm.running_var, 0.2, 2.0)
     return norm
 
@@ -62,20 +62,20 @@ def _conv(draw: Draw, cls: Any, shape: Shape) -> nn.Module:
     groups = draw(st.sampled_from([g for g in (1, 2, channels) if channels % g == 0]))
     dilation = draw(st.integers(1, 2))
     kernel = draw(st.integers(1, 3))
-    same = draw(st.booleans())
+    fits = min(sizes) >= dilation * (kernel - 1) + 1
+    same = draw(st.booleans()) or not fits
     mode = draw(st.sampled_from(["zeros", "reflect", "replicate", "circular"]))
     if min(sizes) < 3:
         mode = "zeros"
-    fits = min(sizes) >= dilation * (kernel - 1) + 1
     return cls(
         channels,
         groups * draw(small),
         kernel,
         stride=1 if same else draw(st.integers(1, 2)),
-        padding="same" if same or not fits else draw(st.integers(0, kernel // 2)),
+        padding="same" if same else draw(st.integers(0, kernel // 2)),
         dilation=dilation if same else 1,
         groups=groups,
-        padding_mode=mode if not same or dilation * (kernel - 1) < min(sizes) else "zeros",
+        padding_mode=mode if fits else "zeros",
     )
 
 
@@ -229,7 +229,7 @@ def one_nonlinearity(draw: Draw) -> tuple[nn.Sequential, Shape]:
         kinds = ["affine", "norm", "none"] + (["dropout"] if may_drop else [])
         made = {
             "affine": lambda: Apply(lambda x: x * 1.5 - 0.25, "affine"),
-            "norm": lambda: _norm(nn.BatchNorm2d, channels),
+            "norm": lambda: _norm(nn.BatchNorm2d, channels, shift=0.3),
             "dropout": lambda: nn.Dropout(draw(probabilities)),
             "none": nn.Identity,
         }

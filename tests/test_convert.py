@@ -12,47 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import momentprop as mp
+from small import assert_untouched, cnn, mlp, snapshot
 
 Pair = namedtuple("Pair", ["first", "second"])
-
-
-def mlp(p: float = 0.3) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(p), nn.Linear(8, 3))
-
-
-def cnn() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding="same"),
-        nn.BatchNorm2d(4),
-        nn.ReLU(inplace=True),
-        nn.Dropout2d(0.2),
-        nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Dropout(0.4),
-        nn.Linear(6 * 4 * 4, 5),
-    )
-
-
-def snapshot(model: nn.Module) -> tuple:
-    return (
-        {name: module.training for name, module in model.named_modules()},
-        {name: tensor.clone() for name, tensor in model.state_dict().items()},
-        {name: id(p) for name, p in model.named_parameters()},
-        {name: len(m._forward_hooks) + len(m._forward_pre_hooks) for name, m in model.named_modules()},
-        torch.get_rng_state(),
-    )
-
-
-def assert_untouched(model: nn.Module, before: tuple) -> None:
-    after = snapshot(model)
-    assert before[0] == after[0]
-    assert before[1].keys() == after[1].keys()
-    for name, tensor in before[1].items():
-        assert torch.equal(tensor, after[1][name]), name
-    assert before[2:4] == after[2:4]
-    assert torch.equal(before[4], after[4])
 
 
 class TestBatches:
@@ -316,103 +278,6 @@ class TestModule:
         torch.testing.assert_close(program.module()(y).variance, bnn(y).variance)
 
 
-class TestErrors:
-    def test_all_missing_rules_at_once_with_their_places(self) -> None:
-        class Inner(nn.Module):
-            def forward(self, x):
-                return torch.erfinv(x)
-
-        class Outer(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.inner, self.linear, self.dropout = Inner(), nn.Linear(4, 4), nn.Dropout(0.5)
-
-            def forward(self, x):
-                x = self.dropout(torch.digamma(x))  # digamma stands before the dropout: no rule needed
-                x = self.inner(self.linear(x))
-                return torch.lgamma(x)
-
-        with pytest.raises(mp.MissingRuleError) as error:
-            mp.convert(Outer(), torch.rand(2, 4))
-        assert [p.operator for p in error.value.places] == ["aten.erfinv.default", "aten.lgamma.default"]
-        assert error.value.places[0].module == "inner"
-        assert "return torch.erfinv(x)" in error.value.places[0].source
-        assert "@mp.rule(torch.ops.aten.erfinv.default)" in str(error.value)
-        assert "digamma" not in str(error.value)
-
-    def test_uncertain_input_needs_rules_before_the_first_dropout_too(self) -> None:
-        class Early(nn.Module):
-            def forward(self, x):
-                return F.dropout(torch.digamma(x), 0.5, self.training)
-
-        x = torch.rand(2, 4)
-        bnn = mp.convert(Early(), x)
-        assert bnn(x).shape == (2, 4)
-        with pytest.raises(mp.MissingRuleError, match="digamma"):
-            bnn(mp.Moments(x, 0.1))
-        with pytest.raises(mp.MissingRuleError, match="digamma"):
-            mp.convert(Early(), mp.Moments(x, 0.1))
-
-    def test_random_weights_and_random_numbers_are_reported(self) -> None:
-        class DropConnect(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.weight = nn.Parameter(torch.randn(3, 4))
-
-            def forward(self, x):
-                return F.linear(x, F.dropout(self.weight, 0.5, self.training)) + torch.randn_like(x[:, :3])
-
-        with pytest.raises(mp.MissingRuleError) as error:
-            mp.convert(DropConnect(), torch.rand(2, 4))
-        assert "argument weight is random" in str(error.value)
-        assert "draws random numbers" in str(error.value)
-
-    @pytest.mark.parametrize("p", [0.0, None])
-    def test_no_dropout(self, p: float | None) -> None:
-        model = nn.Sequential(nn.Linear(4, 2)) if p is None else mlp(p)
-        with pytest.raises(mp.NoDropoutError, match="no active dropout"):
-            mp.convert(model, torch.zeros(2, 4))
-
-    def test_no_dropout_but_an_uncertain_input(self) -> None:
-        model = nn.Linear(4, 2)
-        x = mp.Moments(torch.zeros(2, 4), 1.0)
-        torch.testing.assert_close(mp.convert(model, x)(x).variance, (model.weight**2).sum(1).expand(2, 2))
-
-    def test_dropping_everything(self) -> None:
-        with pytest.raises(mp.DropProbabilityError, match=r"p = 1\.0"):
-            mp.convert(mlp(1.0), torch.zeros(2, 4))
-
-    def test_wrong_inputs(self) -> None:
-        bnn = mp.convert(mlp(), torch.zeros(2, 4))
-        with pytest.raises(mp.InputError, match=r"shape \[batch, 4\], not \[2, 5\]"):
-            bnn(torch.zeros(2, 5))
-        with pytest.raises(mp.InputError, match="not list"):
-            bnn([[0.0] * 4])
-        with pytest.raises(mp.InputError, match="expected 1 positional"):
-            bnn(torch.zeros(2, 4), torch.zeros(2, 4))
-        with pytest.raises(mp.InputError, match="negative variance"):
-            bnn(mp.Moments(torch.zeros(2, 4), -1.0))
-        with pytest.raises(mp.InputError, match="no tensor"):
-            mp.convert(mlp(), (1, 2))
-        with pytest.raises(mp.InputError, match="a tensor, a tuple"):
-            mp.convert(mlp(), {"x": 1})
-        with pytest.raises(ValueError, match="fidelity must be one of"):
-            mp.convert(mlp(), torch.zeros(2, 4), fidelity="papper")
-        with pytest.raises(TypeError, match=r"must be an nn\.Module"):
-            mp.convert(torch.relu, torch.zeros(2, 4))
-        with pytest.raises(mp.TraceError, match="could not be traced"):
-            mp.convert(mlp(), torch.zeros(2, 9))
-
-    def test_nan_stays_nan_and_stays_in_its_row(self) -> None:
-        bnn = mp.convert(cnn().eval(), torch.zeros(2, 3, 8, 8))
-        x = torch.randn(3, 3, 8, 8)
-        x[1, 0, 0, 0] = torch.nan
-        out = bnn(x)
-        assert out.mean[1].isnan().any()
-        assert out.mean[[0, 2]].isfinite().all()
-        assert out.variance[[0, 2]].isfinite().all()
-
-
 class TestTracing:
     def test_functional_dropout_and_training_flags(self) -> None:
         class Functional(nn.Module):
@@ -448,3 +313,18 @@ class TestTracing:
         out = mp.convert(model, x)(x)
         assert_untouched(model, before)
         torch.testing.assert_close(out.mean, model.eval()(x))
+
+    def test_arguments_by_keyword_are_understood(self) -> None:
+        class Keywords(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear = nn.Linear(4, 3)
+
+            def forward(self, x):
+                x = F.dropout(input=x, p=0.5, training=self.training)
+                return torch.ops.aten.linear.default(x, weight=self.linear.weight, bias=self.linear.bias)
+
+        x = torch.randn(2, 4)
+        model = Keywords()
+        expected = x**2 @ (model.linear.weight**2).T
+        torch.testing.assert_close(mp.convert(model, x)(x).variance, expected)

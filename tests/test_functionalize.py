@@ -122,6 +122,21 @@ def test_same_result_and_no_mutation(function: Callable[[Tensor], Tensor]) -> No
     torch.testing.assert_close(result, function(x.clone()))
 
 
+# PyTorch itself cannot differentiate the others as written
+DIFFERENTIABLE = [f for f in FUNCTIONS if f not in (on_result, written_through_split_and_unbind)]
+
+
+@pytest.mark.parametrize("function", DIFFERENTIABLE, ids=lambda f: f.__name__)
+def test_same_gradient(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(2, 6, requires_grad=True)
+    traced = trace(Wrapped(function, 0.0), x)
+    constants = [traced.constants[name] for name in traced.state]
+    (result,) = fx.GraphModule(nn.Module(), traced.graph)(*constants, x)
+    (gradient,) = torch.autograd.grad(result.square().sum(), x)
+    (expected,) = torch.autograd.grad(function(x * 1).square().sum(), x)
+    torch.testing.assert_close(gradient, expected)
+
+
 LINEAR = [f for f in FUNCTIONS if f not in (on_result, read_through_the_argument, copied_and_filled)]
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import momentprop as mp
+from momentprop.registry import RULES
 
 ROOT = Path(__file__).parents[1]
 
@@ -64,6 +65,10 @@ def test_code_in_the_documentation_runs(page: str) -> None:
     text = (ROOT / page).read_text()
     blocks = [block.split("```")[0] for block in text.split("```python\n")[1:]]
     assert blocks
-    namespace: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, page, "exec"), namespace)
+    namespace: dict[str, object] = {"__name__": page}
+    rules = dict(RULES._rules)
+    try:
+        for block in blocks:
+            exec(compile(block, page, "exec"), namespace)
+    finally:
+        RULES._rules = rules

@@ -59,7 +59,12 @@ class _Functionalizer:
                 node.kwargs = fx.map_arg(node.kwargs, self.read)
                 if _mutates(node):
                     target = self.source[node]
-                    node.target = _functional(node)
+                    if node.target is aten.copy_.default:  # aten.copy has no derivative
+                        like, source = node.args[:2]
+                        cast = _call(self.graph, aten.to.other, (source, like), node)
+                        node.target, node.args = aten.expand_as.default, (cast, like)
+                    else:
+                        node.target = _functional(node)
                     self.viewed[node] = target
                     with self.graph.inserting_after(node):
                         self.write(target, node)

@@ -159,12 +159,13 @@ def _check_signature(rule: Rule) -> None:
     arguments = rule.op._schema.arguments
     positional = [a.name for a in arguments if not a.kwarg_only]
     required = [a.name for a in arguments if not a.kwarg_only and not a.has_default_value()]
+    keywords = {a.name: a for a in arguments if a.kwarg_only}
     signature = inspect.signature(rule.function)
     for names in (positional, required):
         try:
-            signature.bind(*names)
+            signature.bind(*names, **keywords)
         except TypeError as error:
             raise RuleError(
                 f"the rule for {rule.op} must take {len(required)} to {len(positional)} positional "
-                f"arguments ({', '.join(positional)}): {error}"
+                f"arguments ({', '.join(positional)}) and the keywords {list(keywords)}: {error}"
             ) from None

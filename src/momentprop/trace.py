@@ -196,6 +196,8 @@ def _normalize(program: ExportedProgram) -> tuple[fx.Graph, tuple[str, ...]]:
     for node in list(graph.nodes):
         if _is_assertion(node.target):
             graph.erase_node(node)
+        else:
+            _pass_by_position(node)
     functionalize(graph)
     for node in list(graph.nodes):
         if node.target in DROPOUTS:
@@ -213,6 +215,18 @@ def _normalize(program: ExportedProgram) -> tuple[fx.Graph, tuple[str, ...]]:
                 graph.erase_node(node)
     graph.lint()
     return graph, tuple(state)
+
+
+def _pass_by_position(node: fx.Node) -> None:
+    """Arguments the schema allows by position are passed so: rules need to look in one place only."""
+    if not isinstance(node.target, OpOverload):
+        return
+    args, kwargs = list(node.args), dict(node.kwargs)
+    for argument in node.target._schema.arguments[len(args) :]:
+        if argument.kwarg_only or not kwargs:
+            break
+        args.append(kwargs.pop(argument.name, argument.default_value))
+    node.args, node.kwargs = tuple(args), kwargs
 
 
 def _check_dropout(graph: fx.Graph, node: fx.Node) -> None:

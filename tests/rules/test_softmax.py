@@ -21,8 +21,7 @@ def rule(op, tier):
 
 SETTINGS = [
     Setting(op, args, fidelity=tier)
-    for tier in TIERS
-    for op in OPS
+    for op, tier in [(PROBABILITIES, "paper"), (PROBABILITIES, "default"), (LOGARITHMS, "default")]
     for args in [
         (X(2), 0),
         (X(3, 2), -1),
@@ -38,7 +37,7 @@ SETTINGS = [
 class TestSoftmax(AnyRule):
     def test_is_the_operator_where_variance_vanishes(self, setting: Setting) -> None:
         """But for tier `paper`, whose probit is within a distance of the logistic function (see below)."""
-        if setting.fidelity != "paper":
+        if setting.fidelity != "paper" or setting.op is LOGARITHMS:
             super().test_is_the_operator_where_variance_vanishes(setting)
 
     def test_gradients_are_right(self, setting: Setting) -> None:
@@ -118,31 +117,22 @@ def test_probabilities_error_is_bounded(tier, n_classes, variance, mean_measured
 
 
 @pytest.mark.parametrize(
-    ("tier", "n_classes", "variance", "mean_measured", "std_measured"),
+    ("n_classes", "variance", "mean_measured", "std_measured"),
     [
-        ("paper", 2, 0.1, 6.7168, 0.0158),
-        ("paper", 2, 1.0, 1.4532, 0.1443),
-        ("paper", 2, 4.0, 3.4077, 0.3827),
-        ("paper", 10, 0.1, 16.5600, 0.0230),
-        ("paper", 10, 1.0, 8.3282, 0.1899),
-        ("paper", 10, 4.0, 5.4582, 0.7405),
-        ("paper", 100, 0.1, 30.4553, 0.0171),
-        ("paper", 100, 1.0, 11.6148, 0.0781),
-        ("paper", 100, 4.0, 7.8939, 0.4367),
-        ("default", 2, 0.1, 0.3784, 0.0079),
-        ("default", 2, 1.0, 2.1218, 0.1278),
-        ("default", 2, 4.0, 4.2318, 0.3740),
-        ("default", 10, 0.1, 0.6698, 0.0148),
-        ("default", 10, 1.0, 3.3885, 0.2161),
-        ("default", 10, 4.0, 6.7196, 0.7836),
-        ("default", 100, 0.1, 1.0034, 0.0091),
-        ("default", 100, 1.0, 5.1554, 0.1237),
-        ("default", 100, 4.0, 10.0369, 0.4338),
+        (2, 0.1, 0.0072, 0.0079),
+        (2, 1.0, 0.1188, 0.1278),
+        (2, 4.0, 0.5432, 0.3740),
+        (10, 0.1, 0.0092, 0.0148),
+        (10, 1.0, 0.2003, 0.2161),
+        (10, 4.0, 1.0500, 0.7836),
+        (100, 0.1, 0.0091, 0.0091),
+        (100, 1.0, 0.0953, 0.1237),
+        (100, 4.0, 0.6580, 0.4338),
     ],
 )
-def test_log_probabilities_error_is_bounded(tier, n_classes, variance, mean_measured, std_measured):
-    """The mean is log E[p], which lies above E[log p]; tier `paper` adds the probit's thin tails."""
-    mean_error, std_error = worst_errors(LOGARITHMS, tier, n_classes, variance)
+def test_log_probabilities_error_is_bounded(n_classes, variance, mean_measured, std_measured):
+    """Measured worst errors, absolute; the same in every tier."""
+    mean_error, std_error = worst_errors(LOGARITHMS, "default", n_classes, variance)
     assert mean_error <= 1.5 * mean_measured
     assert std_error <= 1.5 * std_measured
 

@@ -11,8 +11,15 @@ that nothing underflows. Two approximations of E_kj, where z_k - z_j ~ N(m, v):
     other tiers:   sigma(m / sqrt(1 + pi v / 8))    (exactly softmax at v = 0)
 
 Variance of p_k: first order in the logits' variances, s = sum_j p_k^2 (d_kj - p_j)^2 V_j, brought below
-its largest possible value b = p_k (1 - p_k) as s b / (s + b). The log-probabilities' mean and variance
-follow from those of p by the delta method to first order: log p_k, and sum_j (d_kj - p_j)^2 V_j.
+its largest possible value b = p_k (1 - p_k) as s b / (s + b).
+
+Log-softmax, in every tier, is log p_k = z_k - logsumexp(z), so its mean is E[log p_k], not log E[p_k]:
+
+    E[log p_k] = log_softmax(E)_k - 1/2 sum_j p_j (1 - p_j) V_j / sqrt(1 + pi V_j / 32),
+    Var[log p_k] = sum_j (d_kj - p_j)^2 V_j,
+
+second and first order in V, with the logistic p above; the root makes the correction grow as sqrt(V) for
+large V, as it does for two classes. Errors are stated, and tested, in tests/rules/test_softmax.py.
 """
 
 from __future__ import annotations
@@ -62,26 +69,28 @@ def _log_probabilities(mean: Tensor, variance: Tensor, log_odds: Any) -> Tensor:
     return F.log_softmax(-denominator, -1)
 
 
-def _softmax_rules(fidelity: str | None, log_odds: Any) -> None:
-    approximation = "probit" if fidelity == "paper" else "logistic"
+def _prepare(x: Moments, dim: int, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    """Mean and variance with the classes last."""
+    if dtype is not None:
+        x = x.to(dtype)
+    # logits masked by -inf stay masked, but their differences become 0 instead of NaN
+    mean = x.mean.clamp_min(torch.finfo(x.dtype).min / 4)
+    return mean.movedim(dim, -1), x.variance.movedim(dim, -1)
 
-    def moments(x: Moments, dim: int, dtype: torch.dtype | None) -> tuple[Tensor, Tensor, Tensor]:
-        """log p, p and the log-probabilities' first-order variance, the class dimension in place."""
-        if dtype is not None:
-            x = x.to(dtype)
-        mean, variance = x.mean.movedim(dim, -1), x.variance.movedim(dim, -1)
-        # logits masked by -inf stay masked, but their differences become 0 instead of NaN
-        mean = mean.clamp_min(torch.finfo(mean.dtype).min / 4)
-        log_p = _log_probabilities(mean, variance, log_odds)
-        p = log_p.exp()
-        own = p * p * variance
-        # sum over j != k as a difference, except where that would cancel: for the largest term itself
-        index = torch.arange(own.shape[-1], device=own.device)
-        largest = index == own.argmax(-1, keepdim=True)
-        rest = own.masked_fill(largest, 0.0).sum(-1, keepdim=True)
-        others = torch.where(largest, rest, own.sum(-1, keepdim=True) - own)
-        spread = torch.expm1(log_p).square() * variance + others
-        return log_p.movedim(-1, dim), p.movedim(-1, dim), spread.movedim(-1, dim)
+
+def _log_spread(log_p: Tensor, variance: Tensor) -> Tensor:
+    """First-order variance of log p_k: sum_j (d_kj - p_j)^2 V_j, over the last dimension."""
+    own = torch.exp(2 * log_p) * variance
+    # the sum over j != k as a difference, except where that would cancel: for the largest term itself
+    index = torch.arange(own.shape[-1], device=own.device)
+    largest = index == own.argmax(-1, keepdim=True)
+    rest = own.masked_fill(largest, 0.0).sum(-1, keepdim=True)
+    others = torch.where(largest, rest, own.sum(-1, keepdim=True) - own)
+    return torch.expm1(log_p).square() * variance + others
+
+
+def _softmax_rule(fidelity: str | None, log_odds: Any) -> None:
+    approximation = "probit" if fidelity == "paper" else "logistic"
 
     @rule(
         aten.softmax.int,
@@ -90,23 +99,28 @@ def _softmax_rules(fidelity: str | None, log_odds: Any) -> None:
         reference="paper, softmax; Daunizeau 2017",
     )
     def softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Moments:
-        _, p, spread = moments(x, dim, dtype)
-        p = p.clamp_min(torch.finfo(p.dtype).tiny)  # finite logits exclude no class
+        mean, variance = _prepare(x, dim, dtype)
+        log_p = _log_probabilities(mean, variance, log_odds)
+        tiny = torch.finfo(log_p.dtype).tiny
+        p = log_p.exp().clamp_min(tiny)  # finite logits exclude no class
         bound = p * (1 - p)
-        first_order = p * p * spread
-        total = (first_order + bound).clamp_min(torch.finfo(p.dtype).tiny)
-        return Moments(p, first_order * (bound / total))
-
-    @rule(
-        aten.log_softmax.int,
-        fidelity=fidelity,
-        exactness=f"approximate: {approximation}, independent logits; variance to first order",
-        reference="paper, softmax; Daunizeau 2017",
-    )
-    def log_softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Moments:
-        log_p, _, spread = moments(x, dim, dtype)
-        return Moments(log_p, spread)
+        first_order = p * p * _log_spread(log_p, variance)
+        limited = first_order * (bound / (first_order + bound).clamp_min(tiny))
+        return Moments(p.movedim(-1, dim), limited.movedim(-1, dim))
 
 
-_softmax_rules("paper", _log_odds_probit)
-_softmax_rules(None, _log_odds_logistic)
+_softmax_rule("paper", _log_odds_probit)
+_softmax_rule(None, _log_odds_logistic)
+
+
+@rule(
+    aten.log_softmax.int,
+    exactness="approximate: second order, independent logits; variance to first order",
+    reference="delta method",
+)
+def log_softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Moments:
+    mean, variance = _prepare(x, dim, dtype)
+    log_p = _log_probabilities(mean, variance, _log_odds_logistic)
+    curvature = -log_p.exp() * torch.expm1(log_p) * variance / (1 + variance * (math.pi / 32)).sqrt()
+    log_mean = F.log_softmax(mean, -1) - 0.5 * curvature.sum(-1, keepdim=True)
+    return Moments(log_mean.movedim(-1, dim), _log_spread(log_p, variance).movedim(-1, dim))

@@ -1,0 +1,114 @@
+"""Bad input gets a clear error: what, where in the user's model, what next."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import momentprop as mp
+from small import cnn, mlp
+
+
+def test_all_missing_rules_at_once_with_their_places() -> None:
+    class Inner(nn.Module):
+        def forward(self, x):
+            return torch.erfinv(x)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.linear, self.dropout = Inner(), nn.Linear(4, 4), nn.Dropout(0.5)
+
+        def forward(self, x):
+            x = self.dropout(torch.digamma(x))  # digamma stands before the dropout: no rule needed
+            x = self.inner(self.linear(x))
+            return torch.lgamma(x)
+
+    with pytest.raises(mp.MissingRuleError) as error:
+        mp.convert(Outer(), torch.rand(2, 4))
+    assert [p.operator for p in error.value.places] == ["aten.erfinv.default", "aten.lgamma.default"]
+    assert error.value.places[0].module == "inner"
+    assert "return torch.erfinv(x)" in error.value.places[0].source
+    assert "@mp.rule(torch.ops.aten.erfinv.default)" in str(error.value)
+    assert "digamma" not in str(error.value)
+
+
+def test_uncertain_input_needs_rules_before_the_first_dropout_too() -> None:
+    class Early(nn.Module):
+        def forward(self, x):
+            return F.dropout(torch.digamma(x), 0.5, self.training)
+
+    x = torch.rand(2, 4)
+    bnn = mp.convert(Early(), x)
+    assert bnn(x).shape == (2, 4)
+    with pytest.raises(mp.MissingRuleError, match="digamma"):
+        bnn(mp.Moments(x, 0.1))
+    with pytest.raises(mp.MissingRuleError, match="digamma"):
+        mp.convert(Early(), mp.Moments(x, 0.1))
+
+
+def test_random_weights_and_random_numbers_are_reported() -> None:
+    class DropConnect(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 4))
+
+        def forward(self, x):
+            return F.linear(x, F.dropout(self.weight, 0.5, self.training)) + torch.randn_like(x[:, :3])
+
+    with pytest.raises(mp.MissingRuleError) as error:
+        mp.convert(DropConnect(), torch.rand(2, 4))
+    assert "argument weight is random" in str(error.value)
+    assert "draws random numbers" in str(error.value)
+
+
+@pytest.mark.parametrize("p", [0.0, None])
+def test_no_dropout(p: float | None) -> None:
+    model = nn.Sequential(nn.Linear(4, 2)) if p is None else mlp(p)
+    with pytest.raises(mp.NoDropoutError, match="no active dropout"):
+        mp.convert(model, torch.zeros(2, 4))
+
+
+def test_no_dropout_but_an_uncertain_input() -> None:
+    model = nn.Linear(4, 2)
+    x = mp.Moments(torch.zeros(2, 4), 1.0)
+    torch.testing.assert_close(mp.convert(model, x)(x).variance, (model.weight**2).sum(1).expand(2, 2))
+
+
+def test_dropping_everything() -> None:
+    with pytest.raises(mp.DropProbabilityError, match=r"p = 1\.0"):
+        mp.convert(mlp(1.0), torch.zeros(2, 4))
+
+
+def test_wrong_inputs() -> None:
+    bnn = mp.convert(mlp(), torch.zeros(2, 4))
+    with pytest.raises(mp.InputError, match=r"shape \[batch, 4\], not \[2, 5\]"):
+        bnn(torch.zeros(2, 5))
+    with pytest.raises(mp.InputError, match="not list"):
+        bnn([[0.0] * 4])
+    with pytest.raises(mp.InputError, match="expected 1 positional"):
+        bnn(torch.zeros(2, 4), torch.zeros(2, 4))
+    with pytest.raises(mp.InputError, match="negative variance"):
+        bnn(mp.Moments(torch.zeros(2, 4), -1.0))
+    with pytest.raises(mp.InputError, match="no tensor"):
+        mp.convert(mlp(), (1, 2))
+    with pytest.raises(mp.InputError, match="a tensor, a tuple"):
+        mp.convert(mlp(), {"x": 1})
+    with pytest.raises(ValueError, match="fidelity must be one of"):
+        mp.convert(mlp(), torch.zeros(2, 4), fidelity="papper")
+    with pytest.raises(TypeError, match=r"must be an nn\.Module"):
+        mp.convert(torch.relu, torch.zeros(2, 4))
+    with pytest.raises(mp.TraceError, match="could not be traced"):
+        mp.convert(mlp(), torch.zeros(2, 9))
+
+
+def test_nan_stays_nan_and_stays_in_its_row() -> None:
+    bnn = mp.convert(cnn().eval(), torch.zeros(2, 3, 8, 8))
+    x = torch.randn(3, 3, 8, 8)
+    x[1, 0, 0, 0] = torch.nan
+    out = bnn(x)
+    assert out.mean[1].isnan().any()
+    assert out.mean[[0, 2]].isfinite().all()
+    assert out.variance[[0, 2]].isfinite().all()
