@@ -20,17 +20,24 @@ def test_all_missing_rules_at_once_with_their_places() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.inner, self.linear, self.dropout = Inner(), nn.Linear(4, 4), nn.Dropout(0.5)
+            self.norm = nn.LayerNorm(4)
 
         def forward(self, x):
             x = self.dropout(torch.digamma(x))  # digamma stands before the dropout: no rule needed
             x = self.inner(self.linear(x))
-            return torch.lgamma(x)
+            return torch.lgamma(self.norm(x))
 
     with pytest.raises(mp.MissingRuleError) as error:
         mp.convert(Outer(), torch.rand(2, 4))
-    assert [p.operator for p in error.value.places] == ["aten.erfinv.default", "aten.lgamma.default"]
-    assert error.value.places[0].module == "inner"
-    assert "return torch.erfinv(x)" in error.value.places[0].source
+    inner, norm, outer = error.value.places
+    assert [p.operator for p in (inner, norm, outer)] == [
+        "aten.erfinv.default",
+        "aten.layer_norm.default",
+        "aten.lgamma.default",
+    ]
+    assert [p.module for p in (inner, norm, outer)] == ["inner", "norm", ""]
+    assert "return torch.erfinv(x)" in inner.source
+    assert "torch.lgamma(self.norm(x))" in norm.source  # the user's line, not torch's
     assert "@mp.rule(torch.ops.aten.erfinv.default)" in str(error.value)
     assert "digamma" not in str(error.value)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,6 +25,8 @@ from momentprop.moments import is_moments, mean_of
 from momentprop.structure import Signature, flatten_output, split_inputs
 
 aten = torch.ops.aten
+
+_TORCH = inspect.getfile(torch).removesuffix("__init__.py")
 
 DROPOUTS = (aten.dropout.default, aten.feature_dropout.default)
 
@@ -102,8 +105,10 @@ def trace(model: nn.Module, inputs: Any) -> Trace:
 def place_of(node: fx.Node, reason: str = "") -> Place:
     """Operator, module path and source line of a node, for messages."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
-    frames = str(node.meta.get("stack_trace") or "").strip().splitlines()
-    source = " ".join(line.strip() for line in frames[-2:]) or "(no source line recorded)"
+    frames = re.split(r'^\s*(?=File ")', str(node.meta.get("stack_trace") or ""), flags=re.MULTILINE)
+    frames = [" ".join(frame.split()) for frame in frames if frame.strip()]
+    own = [frame for frame in frames if _TORCH not in frame]  # the user's, where there is one
+    source = (own or frames or ["(no source line recorded)"])[-1]
     return Place(str(node.target), stack[-1][0] if stack else "", source, reason)
 
 
@@ -175,11 +180,10 @@ def _export(
 
 def _explain(model: nn.Module, error: Exception) -> str:
     """What torch.export said, and the place in the user's code it happened at."""
-    library = inspect.getfile(torch).rsplit("__init__", 1)[0]
     frames = [
         f"\n  File {frame.filename!r}, line {frame.lineno}: {frame.line}"
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(library) and frame.filename != __file__
+        if not frame.filename.startswith(_TORCH) and frame.filename != __file__
     ]
     text = str(error).strip()
     if "data-dependent" in text or "data dependent" in text:
