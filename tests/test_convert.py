@@ -115,6 +115,17 @@ class TestStructures:
         torch.testing.assert_close(plain.variance, x**2)
         torch.testing.assert_close(noisy.variance, x**2 + 4 * 0.25)
 
+    def test_an_uncertain_input_may_need_decompositions_before_the_first_dropout(self) -> None:
+        class Early(nn.Module):
+            def forward(self, x):
+                return F.dropout(torch.hstack([x, -x]), 0.5, self.training)
+
+        x = torch.randn(3, 4)
+        bnn = mp.convert(Early(), x)
+        assert bnn(x).shape == (3, 8)
+        expected = torch.hstack([x, -x]) ** 2 + 2 * 0.5  # V + p/(1-p) (E^2 + V)
+        torch.testing.assert_close(bnn(mp.Moments(x, 0.5)).variance, expected)
+
     def test_shared_modules_and_branches(self) -> None:
         class Shared(nn.Module):
             def __init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ def convert(model: nn.Module, example_inputs: Any, fidelity: str = "paper") -> B
     return BayesianNetwork(model, traced, fidelity)
 
 
-def cover(traced: Trace, fidelity: str, uncertain: list[bool]) -> Trace:
+def cover(traced: Trace, fidelity: str, uncertain: Sequence[bool]) -> Trace:
     """The trace with operators that have no rule decomposed; raises if any remains."""
 
     def random_inputs(t: Trace) -> list[Any]:
@@ -111,10 +111,9 @@ class BayesianNetwork(nn.Module):
     def _check_uncertain(self, uncertain: tuple[bool, ...]) -> None:
         """Uncertain inputs reach operators before the first dropout too: those need rules as well."""
         if any(uncertain) and uncertain not in self._checked:
-            nodes = [n for n, u in zip(self._trace.input_nodes, uncertain, strict=True) if u]
-            places = analyze(self._trace.graph, self._fidelity, nodes).places
-            if places:
-                raise MissingRuleError(places)
+            traced = cover(self._trace, self._fidelity, uncertain)
+            if traced is not self._trace:
+                self._trace, self._program = traced, propagate(traced, self._fidelity)
             self._checked.add(uncertain)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BayesianNetwork:
