@@ -49,10 +49,10 @@ class Residual(nn.Module):
         return {"add": x + y, "sub": x - y, "cat": torch.cat([x, y], 1)}[self.join]
 
 
-def _norm(cls: Any, channels: int, shift: float = 1.0) -> nn.Module:
+def _norm(cls: Any, channels: int) -> nn.Module:
     norm = cls(channels)
     nn.init.normal_(norm.weight)
-    nn.init.normal_(norm.running_mean, std=shift)
+    nn.init.normal_(norm.running_mean)
     nn.init.uniform_(norm.running_var, 0.2, 2.0)
     return norm
 
@@ -121,7 +121,7 @@ def _reshape(draw: Draw, shape: Shape) -> nn.Module:
         ("pad", lambda x: F.pad(x, (1, 2), value=0.5)),
         ("split", lambda x: torch.cat(x.split(1, dim=-1)[::-1], -1)),
         ("index", lambda x: x[:, torch.tensor([0, shape[0] - 1, 0])]),
-        ("expand", lambda x: x.unsqueeze(1).expand(-1, 2, *[-1] * (x.dim() - 1)).flatten(1, 2)),
+        ("expand", lambda x: x.unsqueeze(1).expand(-1, 2, *[-1] * (x.dim() - 1)).flatten(1, 2).clone()),
         ("unfold", lambda x: x.unfold(1, 1, 1).squeeze(-1)),
     ]
     name, function = draw(st.sampled_from(choices))
@@ -225,11 +225,18 @@ def one_nonlinearity(draw: Draw) -> tuple[nn.Sequential, Shape]:
     shape = (draw(small), draw(st.sampled_from([2, 4, 6])), draw(st.sampled_from([2, 4])))
     channels = shape[0]
 
+    def norm() -> nn.Module:
+        """Neither shifts nor shrinks so much that a unit is hardly ever on."""
+        made = _norm(nn.BatchNorm2d, channels)
+        nn.init.normal_(made.running_mean, std=0.3)
+        nn.init.uniform_(made.weight, 0.5, 1.5)
+        return made
+
     def elementwise(may_drop: bool) -> list[nn.Module]:
         kinds = ["affine", "norm", "none"] + (["dropout"] if may_drop else [])
         made = {
             "affine": lambda: Apply(lambda x: x * 1.5 - 0.25, "affine"),
-            "norm": lambda: _norm(nn.BatchNorm2d, channels, shift=0.3),
+            "norm": norm,
             "dropout": lambda: nn.Dropout(draw(probabilities)),
             "none": nn.Identity,
         }
