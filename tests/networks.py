@@ -122,7 +122,7 @@ def _reshape(draw: Draw, shape: Shape) -> nn.Module:
         ("split", lambda x: torch.cat(x.split(1, dim=-1)[::-1], -1)),
         ("index", lambda x: x[:, torch.tensor([0, shape[0] - 1, 0])]),
         ("expand", lambda x: x.unsqueeze(1).expand(-1, 2, *[-1] * (x.dim() - 1)).flatten(1, 2).clone()),
-        ("unfold", lambda x: x.unfold(1, 1, 1).squeeze(-1)),
+        ("unfold", lambda x: x.unfold(1, 1, 1).squeeze(-1).clone()),
     ]
     name, function = draw(st.sampled_from(choices))
     return Apply(function, name)

@@ -339,3 +339,84 @@ class TestTracing:
         model = Keywords()
         expected = x**2 @ (model.linear.weight**2).T
         torch.testing.assert_close(mp.convert(model, x)(x).variance, expected)
+
+    def test_own_normalisation_layers_stay_in_eval_mode(self) -> None:
+        """Recognised by the statistics they write while training."""
+
+        class Norm(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("mu", torch.full((4,), 3.0))
+
+            def forward(self, x):
+                if self.training:
+                    self.mu.mul_(0.9).add_(0.1 * x.mean(0))
+                    return x - x.mean(0)
+                return x - self.mu
+
+        model = nn.Sequential(Norm(), nn.Dropout(0.5)).train()
+        x = torch.randn(5, 4)
+        before = snapshot(model)
+        out = mp.convert(model, x)(x)
+        assert_untouched(model, before)
+        torch.testing.assert_close(out.mean, x - 3)
+
+    def test_control_flow_before_the_first_dropout(self) -> None:
+        class Branches(nn.Module):
+            def forward(self, x):
+                x = torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (x,))
+                return F.dropout(x, 0.5, self.training)
+
+        x = torch.randn(3, 2).abs()
+        bnn = mp.convert(Branches(), x)
+        torch.testing.assert_close(bnn(x).mean, x + 1)
+        torch.testing.assert_close(bnn(-x).mean, -x - 1)
+        mc = mp.monte_carlo(Branches(), x, n_samples=400)
+        assert ((mc.mean - x - 1).abs() <= 5 * mc.mean_error).all()
+
+    def test_any_signature(self) -> None:
+        class Any(nn.Module):
+            def forward(self, x, *more, scale=None, **named):
+                return F.dropout(x, 0.5, self.training) * scale + more[0] - named["z"]
+
+        x, y, z, scale = torch.randn(4, 3, 2)
+        model = Any().eval()
+        bnn = mp.convert(model, ((x, y), {"scale": scale, "z": z}))
+        torch.testing.assert_close(bnn(x, y, z=z, scale=scale).mean, model(x, y, scale=scale, z=z))
+
+    def test_a_keyword_given_by_position_and_the_other_way_round(self) -> None:
+        class Masked(nn.Module):
+            def forward(self, x, mask=None):
+                return F.dropout(x, 0.5, self.training) * mask
+
+        x, mask = torch.randn(2, 3, 4)
+        by_name = mp.convert(Masked(), ((x,), {"mask": mask}))
+        by_position = mp.convert(Masked(), (x, mask))
+        for bnn in (by_name, by_position):
+            torch.testing.assert_close(bnn(x, mask).mean, x * mask)
+            torch.testing.assert_close(bnn(mask=mask, x=x).mean, x * mask)
+
+    def test_the_flattening_idiom_with_an_empty_batch(self) -> None:
+        class Flattens(nn.Module):
+            def forward(self, x):
+                return F.dropout(x, 0.5, self.training).view(x.size(0), -1).softmax(0)
+
+        bnn = mp.convert(Flattens(), torch.zeros(2, 3, 4))
+        assert bnn(torch.zeros(0, 3, 4)).shape == (0, 12)
+
+    def test_dataclass_fields_that_init_does_not_take(self) -> None:
+        @dataclasses.dataclass
+        class Output:
+            logits: torch.Tensor
+            doubled: torch.Tensor = dataclasses.field(init=False)
+
+            def __post_init__(self) -> None:
+                self.doubled = self.logits * 2
+
+        class Model(nn.Module):
+            def forward(self, x):
+                return Output(F.dropout(x, 0.5, self.training))
+
+        x = torch.ones(2, 3)
+        out = mp.convert(Model(), x)(x)
+        torch.testing.assert_close(out.doubled.variance, 4 * out.logits.variance)

@@ -119,3 +119,31 @@ def test_nan_stays_nan_and_stays_in_its_row() -> None:
     assert out.mean[1].isnan().any()
     assert out.mean[[0, 2]].isfinite().all()
     assert out.variance[[0, 2]].isfinite().all()
+
+
+def test_dropout_inside_a_subgraph_is_not_overlooked() -> None:
+    class Autocast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                x = self.linear(F.dropout(x, 0.5, self.training))
+            return x.float()
+
+    with pytest.raises(mp.MissingRuleError, match="draws random numbers"):
+        mp.convert(Autocast(), torch.randn(2, 3))
+
+
+def test_names_the_converted_network_needs_itself() -> None:
+    model = nn.Sequential(nn.Dropout(0.5))
+    model.fidelity = nn.Linear(2, 2)
+    with pytest.raises(mp.MomentpropError, match="called 'fidelity'"):
+        mp.convert(model, torch.randn(2, 2))
+
+
+def test_mean_and_variance_of_different_types() -> None:
+    bnn = mp.convert(mlp(), torch.zeros(2, 4))
+    with pytest.raises(mp.InputError, match=r"variance of torch\.float64"):
+        bnn(mp.Moments(torch.zeros(2, 4), torch.ones(2, 4).double()))

@@ -112,8 +112,8 @@ def test_samples_are_streamed_when_not_kept() -> None:
         _ = streamed.samples
 
 
-def test_masks_shared_by_the_batch_are_not_batched() -> None:
-    """Dropped weights: one mask per pass, so samples must run one at a time to be independent."""
+def test_masks_shared_by_the_batch() -> None:
+    """Dropped weights: one mask per pass, shared by the batch and fresh in every sample."""
 
     class DropConnect(nn.Module):
         def __init__(self) -> None:
@@ -193,3 +193,58 @@ def test_drop_probability_is_exact() -> None:
     dropped = (mc.samples == 0).double().mean().item()
     assert abs(dropped - 0.005) < 5 * (0.005 / 4_000_000) ** 0.5
     torch.testing.assert_close(mc.samples.max(), torch.tensor(1 / 0.995))
+
+
+BATCH_USERS = {
+    "rows picked by number": lambda x: F.dropout(x, 0.5, True)[torch.arange(x.shape[0]), [0] * 4],
+    "rows reversed": lambda x: F.dropout(x, 0.5, True)[torch.arange(x.shape[0] - 1, -1, -1)],
+    "divided by the batch size": lambda x: F.dropout(x, 0.5, True) / x.shape[0],
+    "softmax over the batch": lambda x: F.dropout(x, 0.5, True).softmax(0),
+    "sums along the batch": lambda x: F.dropout(x, 0.5, True).cumsum(0),
+    "all pairs": lambda x: (F.dropout(x, 0.5, True) @ x.T).sum(1),
+}
+
+
+@pytest.mark.parametrize("function", BATCH_USERS.values(), ids=BATCH_USERS)
+def test_models_that_use_the_batch_dimension(function) -> None:
+    """Samples run at once are still one pass each: whatever a pass does with its batch stays inside it."""
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)
+
+    x = torch.rand(4, 3)
+    together = mp.monte_carlo(Model(), x, n_samples=500, samples_at_once=100)
+    alone = mp.monte_carlo(Model(), x, n_samples=500, samples_at_once=1)
+    torch.testing.assert_close(together.samples, alone.samples)
+    assert_agree(together, loop(Model(), x, 2000))
+
+
+def test_masks_do_not_depend_on_how_samples_are_batched() -> None:
+    model, x = network(), torch.randn(3, 2, 6, 6)
+    alone = mp.monte_carlo(model, x, n_samples=20, samples_at_once=1)
+    together = mp.monte_carlo(model, x, n_samples=20, samples_at_once=7)
+    torch.testing.assert_close(alone.samples, together.samples)
+
+
+@pytest.mark.parametrize("noise", ["dropout", "input"])
+def test_memory_stays_bounded(noise: str) -> None:
+    """The largest activation counts, wherever it is: 10,000 samples of a wide output are streamed."""
+    largest = 0
+
+    class Watching(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            largest = max(largest, out.numel() if isinstance(out, Tensor) else 0)
+            return out
+
+    if noise == "dropout":
+        model: nn.Module = nn.Sequential(nn.Dropout(0.3), nn.Linear(10, 50_000))
+        x: Tensor | mp.Moments = torch.randn(1, 10)
+    else:
+        model, x = nn.Linear(20_000, 4), mp.Moments(torch.randn(8, 20_000), 0.1)
+    bnn = mp.convert(model, x)
+    with Watching():
+        mp.monte_carlo(bnn, x, n_samples=100, keep_samples=False)
+    assert largest <= 2**21

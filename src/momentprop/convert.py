@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 import momentprop.rules  # noqa: F401  (registers the rules)
 from momentprop.coverage import analyze
 from momentprop.decompose import decompose
-from momentprop.errors import MissingRuleError, NoDropoutError
+from momentprop.errors import MissingRuleError, MomentpropError, NoDropoutError
 from momentprop.moments import as_moments, is_moments
 from momentprop.propagate import propagate
 from momentprop.structure import rebuild_output, split_inputs
@@ -146,6 +146,11 @@ def _share_state(target: nn.Module, model: nn.Module, traced: Trace) -> None:
     def owner(name: str) -> tuple[nn.Module, str]:
         *path, last = name.split(".")
         module = target
+        for part in path or [last]:
+            if hasattr(module, part) and part not in module._modules | module._buffers | module._parameters:
+                raise MomentpropError(
+                    f"the model has a part called {part!r}, a name the converted network uses; rename it"
+                )
         for part in path:
             if part not in module._modules:
                 module.add_module(part, nn.Module())

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 
 from momentprop.errors import Place
 from momentprop.registry import RULES, Rule, bind
@@ -53,11 +53,21 @@ def analyze(graph: fx.Graph, fidelity: str, random_inputs: Iterable[fx.Node] = (
 def creates_noise(node: fx.Node) -> bool:
     """A seeded random operator that is switched on: its probability is not 0, its training flag set."""
     op = node.target
+    if isinstance(op, HigherOrderOperator):
+        return any(creates_noise(inner) for graph in _subgraphs(node) for inner in graph.nodes)
     if not isinstance(op, OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
         return False
     arguments = bind(op, node.args, node.kwargs)
     off = any(arguments.get(name) == 0 for name in ("p", "dropout", "dropout_p"))
     return not off and all(arguments.get(name) is not False for name in ("train", "training"))
+
+
+def _subgraphs(node: fx.Node) -> list[fx.Graph]:
+    """The graphs that a control-flow operator runs."""
+    root = node.graph.owning_module
+    targets = [str(n.target) for n in node.all_input_nodes if n.op == "get_attr"]
+    modules = [getattr(root, target, None) for target in targets]
+    return [module.graph for module in modules if isinstance(module, fx.GraphModule)]
 
 
 def _reason(node: fx.Node, rule: Rule | None, creates: bool, random: set[fx.Node]) -> str | None:

@@ -57,12 +57,16 @@ class MissingRuleError(MomentpropError):
     def __init__(self, places: Sequence[Place]) -> None:
         self.places = tuple(places)
         listing = "\n".join(f"  {i}. {place}" for i, place in enumerate(self.places, 1))
-        first = self.places[0].operator
-        super().__init__(
-            f"{len(self.places)} operator(s) that dropout noise reaches cannot be propagated:\n"
-            f"{listing}\n"
+        overloads = [place.operator for place in self.places if place.operator.count(".") == 2]
+        advice = (
             "Register a rule for each, for example\n"
-            f"  @mp.rule(torch.ops.{first})\n"
+            f"  @mp.rule(torch.ops.{overloads[0]})\n"
             "  def my_rule(x, ...):  # arguments as in the operator's schema; random ones are Moments\n"
             "      return mp.Moments(mean, variance)"
+            if overloads
+            else "Blocks such as torch.cond or autocast must stand before the first dropout."
+        )
+        super().__init__(
+            f"{len(self.places)} operator(s) that dropout noise reaches cannot be propagated:\n"
+            f"{listing}\n{advice}"
         )

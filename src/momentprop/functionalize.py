@@ -29,11 +29,16 @@ _LIST_VIEWS = (
 )
 
 
-def functionalize(graph: fx.Graph) -> None:
-    """Rewrite the graph so that no operator changes any of its arguments."""
+def functionalize(graph: fx.Graph) -> set[fx.Node]:
+    """Rewrite the graph so that no operator changes any of its arguments.
+
+    Returns the placeholders (inputs, parameters, buffers) that the model would have written to.
+    """
+    functionalizer = _Functionalizer(graph)
     if any(_mutates(node) for node in graph.nodes):
-        _Functionalizer(graph).run()
+        functionalizer.run()
     graph.eliminate_dead_code()
+    return {node for node in functionalizer.writes if node.op == "placeholder"}
 
 
 def _mutates(node: fx.Node) -> bool:
@@ -177,7 +182,9 @@ def _scatter(graph: fx.Graph, view: fx.Node, old: fx.Node, new: fx.Node) -> fx.N
         return _call(graph, aten.select_scatter.default, (old, new, *args[1:]), like)
     if op is aten.diagonal.default:
         return _call(graph, aten.diagonal_scatter.default, (old, new, *args[1:]), like)
-    if op is aten.transpose.int:
+    if op is aten.narrow.default:
+        return _call(graph, aten.slice_scatter.default, (old, new, args[1], args[2], args[2] + args[3]), like)
+    if op in (aten.transpose.int, aten.t.default, aten.swapaxes.default, aten.swapdims.default):
         return _call(graph, op, (new, *args[1:]), like)
     if op is aten.permute.default:
         order = [d % len(args[1]) for d in args[1]]
@@ -185,7 +192,9 @@ def _scatter(graph: fx.Graph, view: fx.Node, old: fx.Node, new: fx.Node) -> fx.N
         return _call(graph, op, (new, inverse), like)
     if op in (
         aten.view.default,
+        aten.view_as.default,
         aten.reshape.default,
+        aten.reshape_as.default,
         aten.flatten.using_ints,
         aten.unflatten.int,
         aten.squeeze.default,

@@ -28,7 +28,7 @@ from momentprop.structure import rebuild_output, split_inputs
 from momentprop.trace import Trace, trace
 
 _KEEP = 2**30  # samples up to this many bytes are kept by default
-_WORKING_SET = 2**19  # elements of the largest mask of one batch of samples: what caches hold, measured
+_WORKING_SET = 2**20  # elements of the largest activation of one batch of samples: what caches hold, measured
 _SAMPLERS: weakref.WeakKeyDictionary[Trace, dict[Any, Sampler]] = weakref.WeakKeyDictionary()
 
 
@@ -72,10 +72,9 @@ def monte_carlo(
         inputs: a tensor, a tuple of positional inputs, or (args, kwargs); `Moments` among them are
             sampled as Gaussian noise.
         n_samples: number of forward passes with fresh masks.
-        seed: the result depends on nothing else; the global random state is left alone.
+        seed: fixes the masks, however samples are batched; the global random state is left alone.
         keep_samples: whether to keep `.samples`; by default when they fit into 1 GiB.
-        samples_at_once: how many samples run as one batch; by default chosen for speed. It changes
-            which masks are drawn, so keep it fixed to reproduce a result to the last digit.
+        samples_at_once: how many samples run as one batch; by default chosen for speed and memory.
         compile: run the sampled part through `torch.compile`.
         progress: show a progress bar on stderr (needs rich).
 
@@ -98,7 +97,7 @@ def monte_carlo(
     with torch.no_grad():
         run = sampler.start(state, leaves)
         limit = run.samples_at_once(_WORKING_SET)
-        at_once = min(samples_at_once or limit, n_samples) if sampler.batchable else 1
+        at_once = 1 if sampler.has_other_noise else min(samples_at_once or limit, n_samples)
         collectors = [_Collector(n_samples, keep_samples) for r in sampler.is_random if r]
         with run.seeded(seed) as draw:
             for count in _chunks(n_samples, at_once, progress):

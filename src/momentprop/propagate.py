@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import fx, nn
+from torch import fx
 
 from momentprop.registry import RULES
 from momentprop.trace import Trace
@@ -19,4 +19,4 @@ def propagate(trace: Trace, fidelity: str) -> fx.GraphModule:
     for node in graph.nodes:
         if (rule := RULES.find(node.target, fidelity)) is not None:
             node.target = rule
-    return fx.GraphModule(nn.Module(), graph, "Program")
+    return fx.GraphModule(trace.root, graph, "Program")

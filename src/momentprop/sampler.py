@@ -1,19 +1,21 @@
 """A traced network cut in two: what no dropout reaches, run once, and the rest, a function of noise.
 
-The second part is pure: masks enter as raw random bits, an input like any other. So it compiles, many
-samples run as one batch, and no global random state is involved.
+The second part is pure: masks enter as raw random bits, an input like any other. So `torch.vmap` maps it over
+many samples at once, whatever the network does with its batch dimension; it compiles; and no global random
+state is involved.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from momentprop.coverage import creates_noise
 from momentprop.moments import Moments
@@ -25,94 +27,74 @@ aten = torch.ops.aten
 class Sampler:
     """Draws samples of a traced network's random outputs."""
 
-    def __init__(self, trace: Trace, uncertain: tuple[bool, ...], compile: bool = False) -> None:
-        self._symbols = {
-            node.meta["val"].shape[0].node.expr
-            for node, batched in zip(trace.input_nodes, trace.signature.batched, strict=True)
-            if batched
-        }
-        inputs = {node for node, is_random in zip(trace.input_nodes, uncertain, strict=True) if is_random}
-        sampled = _downstream(trace.graph, inputs)
+    def __init__(self, trace: Trace, uncertain: Sequence[bool], compile: bool = False) -> None:
+        graph = trace.graph
+        self.inputs = [n for n, u in zip(trace.input_nodes, uncertain, strict=True) if u]
+        self.noise = [n for n in graph.nodes if n.target in DROPOUTS]
+        self.sampled = _downstream(graph, self.inputs)
         self.boundary = [
-            n for n in trace.graph.nodes if n not in sampled and any(u in sampled for u in n.users)
+            n for n in graph.nodes if n not in self.sampled and any(u in self.sampled for u in n.users)
         ]
-        outputs = next(n for n in trace.graph.nodes if n.op == "output").args[0]
-        self.is_random = [isinstance(o, fx.Node) and o in sampled for o in outputs]
-        self.outputs = [o for o, random in zip(outputs, self.is_random, strict=True) if random]
-        certain = [o for o, random in zip(outputs, self.is_random, strict=True) if not random]
-        self._inputs = [n for n in trace.input_nodes if n in inputs]
-        self.noise = [n for n in trace.graph.nodes if n.target in DROPOUTS]
-        self.has_other_noise = any(creates_noise(n) and n.target not in DROPOUTS for n in sampled)
-        self._prefix = _prefix(trace.graph, sampled, self.boundary, certain)
-        self.suffix: Callable[..., Any] = self._make_suffix(trace.graph, sampled)
+        outputs = next(n for n in graph.nodes if n.op == "output").args[0]
+        self.is_random = [isinstance(o, fx.Node) and o in self.sampled for o in outputs]
+        self._random = [o for o, random in zip(outputs, self.is_random, strict=True) if random]
+        self._certain = [o for o, random in zip(outputs, self.is_random, strict=True) if not random]
+        # noise other than dropout comes from the global generator, inside the operator: one sample at a time
+        self.has_other_noise = any(creates_noise(n) and n.target not in DROPOUTS for n in self.sampled)
+        self._input_nodes = trace.input_nodes
+        self._prefix = fx.GraphModule(trace.root, self._prefix_graph(graph), "Prefix")
+        suffix = fx.GraphModule(trace.root, self._suffix_graph(graph), "Suffix")
+        given = (None,) * (len(self.boundary) + 2 * len(self.inputs))
+        drawn = (0,) * (len(self.inputs) + len(self.noise))
+        self.one: Callable[..., Any] = suffix
+        self.many: Callable[..., Any] = torch.vmap(suffix, in_dims=given + drawn)
         if compile:
-            self.suffix = torch.compile(self.suffix)
-        nodes = [*self.outputs, *(n for n in sampled if isinstance(n.meta.get("val"), Tensor))]
-        self.batchable = (
-            bool(self._symbols)
-            and all(self.batch_dims(n) for n in nodes)
-            and all(self._clean(n) for n in (*self.boundary, *self.outputs))
-        )
+            self.one, self.many = torch.compile(self.one), torch.compile(self.many)
 
     def start(self, state: list[Any], leaves: list[Any]) -> Run:
         """Compute everything deterministic, once."""
         values = list(self._prefix(*state, *leaves))
         uncertain = [leaf for leaf in leaves if isinstance(leaf, Moments)]
-        sizes = {v.shape[0] for v in leaves if isinstance(v, (Tensor, Moments)) and len(v.shape)}
+        sizes: dict[Any, int] = {}
+        for node, leaf in zip(self._input_nodes, leaves, strict=True):
+            if isinstance(leaf, (Tensor, Moments)):
+                for symbolic, size in zip(node.meta["val"].shape, leaf.shape, strict=True):
+                    if isinstance(symbolic, torch.SymInt) and symbolic.node.expr.is_symbol:
+                        sizes[symbolic.node.expr] = size
         return Run(
             sampler=self,
-            nodes=[*self.boundary, *self._inputs, *self._inputs],
-            values=values[: len(self.boundary)] + [u.mean for u in uncertain] + [u.std for u in uncertain],
+            given=[*values[: len(self.boundary)], *(u.mean for u in uncertain), *(u.std for u in uncertain)],
+            uncertain=uncertain,
             certain=values[len(self.boundary) :],
-            batch=sizes.pop() if len(sizes) == 1 else None,
+            sizes=sizes,
         )
 
-    def _make_suffix(self, graph: fx.Graph, sampled: set[fx.Node]) -> fx.GraphModule:
+    def _prefix_graph(self, graph: fx.Graph) -> fx.Graph:
+        prefix = fx.Graph()
+        env: dict[fx.Node, fx.Node] = {}
+        for node in graph.nodes:
+            if node.op == "placeholder" or (node not in self.sampled and node.op != "output"):
+                env[node] = prefix.node_copy(node, env.__getitem__)
+        prefix.output(fx.map_arg([*self.boundary, *self._certain], env.__getitem__))
+        prefix.eliminate_dead_code()
+        return prefix
+
+    def _suffix_graph(self, graph: fx.Graph) -> fx.Graph:
         suffix = fx.Graph()
         env = {n: suffix.placeholder(n.name) for n in self.boundary}
         means, stds, normals = (
-            [suffix.placeholder(f"{n.name}_{kind}") for n in self._inputs]
-            for kind in ("mean", "std", "noise")
+            [suffix.placeholder(f"{n.name}_{kind}") for n in self.inputs] for kind in ("mean", "std", "noise")
         )
         bits = {n: suffix.placeholder(f"{n.name}_bits") for n in self.noise}
-        for node, mean, std, normal in zip(self._inputs, means, stds, normals, strict=True):
+        for node, mean, std, normal in zip(self.inputs, means, stds, normals, strict=True):
             env[node] = suffix.call_function(torch.addcmul, (mean, std, normal))
         for node in graph.nodes:
             if node in bits:
                 env[node] = suffix.call_function(drop, (env[node.args[0]], bits[node], node.args[1]))
-            elif node in sampled and node not in env and node.op != "output":
+            elif node in self.sampled and node not in env:
                 env[node] = suffix.node_copy(node, env.__getitem__)
-        suffix.output([env[o] for o in self.outputs])
-        return fx.GraphModule(nn.Module(), suffix, "Suffix")
-
-    def batch_dims(self, node: fx.Node) -> list[int]:
-        """Dimensions whose size depends on the batch size."""
-        value = node.meta.get("val")
-        if not isinstance(value, Tensor):
-            return []
-        return [d for d, size in enumerate(value.shape) if self._depends(size)]
-
-    def _depends(self, size: Any) -> bool:
-        return isinstance(size, torch.SymInt) and bool(size.node.expr.free_symbols & self._symbols)
-
-    def _clean(self, node: fx.Node) -> bool:
-        """Whether the batch, if there is one, is a dimension of its own."""
-        dims = self.batch_dims(node)
-        return not dims or (len(dims) == 1 and node.meta["val"].shape[dims[0]].node.expr in self._symbols)
-
-    def size(self, size: Any, batch: int) -> int:
-        if isinstance(size, torch.SymInt):
-            return int(size.node.expr.subs(dict.fromkeys(self._symbols, batch)))
-        return int(size)
-
-    def shape(self, node: fx.Node, batch: int) -> list[int]:
-        return [self.size(size, batch) for size in node.meta["val"].shape]
-
-    def mask_shape(self, node: fx.Node, batch: int) -> list[int]:
-        shape = self.shape(node, batch)
-        if node.target is aten.feature_dropout.default:  # one mask per channel
-            return [*shape[:2], *[1] * (len(shape) - 2)]
-        return shape
+        suffix.output([env[o] for o in self._random])
+        return suffix
 
 
 @dataclass
@@ -120,71 +102,65 @@ class Run:
     """One batch of inputs, its deterministic part computed, ready to be sampled."""
 
     sampler: Sampler
-    nodes: list[fx.Node]
-    values: list[Any]  # of the nodes, which the sampled part takes
+    given: list[Any]  # what the sampled part takes beside noise
+    uncertain: list[Moments]
     certain: list[Any]  # the outputs no noise reaches
-    batch: int | None
+    sizes: dict[Any, int]  # of the symbols in the trace's shapes
 
     @property
     def device(self) -> torch.device:
-        return next((v.device for v in self.values if isinstance(v, Tensor)), torch.device("cpu"))
+        return next((v.device for v in self.given if isinstance(v, Tensor)), torch.device("cpu"))
 
     def samples_at_once(self, working_set: int) -> int:
-        """How many samples run as one batch with masks of at most `working_set` elements each."""
-        if not self.sampler.batchable or not self.batch:
-            return 1
-        shapes = [self.sampler.shape(n, self.batch) for n in self.sampler.noise]
-        return max(1, working_set // max(map(math.prod, shapes), default=1))
+        """How many samples run as one batch, with activations of at most `working_set` elements each."""
+        values = [n.meta.get("val") for n in self.sampler.sampled]
+        largest = max(math.prod(self._shape(v)) for v in values if isinstance(v, Tensor))
+        return max(1, working_set // max(largest, 1))
 
     @contextlib.contextmanager
     def seeded(self, seed: int) -> Iterator[Callable[[int], list[Tensor]]]:
-        """Yields draw(count) -> one tensor [count, ...] per random output."""
-        generator = torch.Generator(self.device).manual_seed(seed)
+        """Yields draw(count) -> one tensor [count, ...] per random output.
+
+        Each dropout has a generator of its own, so its masks do not depend on how samples are batched.
+        """
+        n = len(self.sampler.noise)
+        first, *generators = [
+            torch.Generator(self.device).manual_seed((seed * 1_000_003 + i) % 2**63) for i in range(n + 1)
+        ]
+        shapes = [self._mask_shape(node) for node in self.sampler.noise]
+
+        def draw(count: int) -> list[Tensor]:
+            normals = [
+                torch.randn(count, *u.shape, generator=first, device=u.device, dtype=u.dtype)
+                for u in self.uncertain
+            ]
+            bits = [_random_bits(count, s, g) for s, g in zip(shapes, generators, strict=True)]
+            if count > 1:
+                return list(self.sampler.many(*self.given, *normals, *bits))
+            outputs = self.sampler.one(*self.given, *(v[0] for v in normals), *(v[0] for v in bits))
+            return [output[None] for output in outputs]
+
         with contextlib.ExitStack() as stack:
-            if self.sampler.has_other_noise:  # such operators know the global generator only
+            stack.enter_context(warnings.catch_warnings())
+            # vmap says so where it loops over samples by itself: slower, and just as right
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            if self.sampler.has_other_noise:
                 devices = [self.device] if self.device.type == "cuda" else []
                 stack.enter_context(torch.random.fork_rng(devices))
                 torch.manual_seed(seed)
-            repeated: dict[int, list[Any]] = {}
-
-            def draw(count: int) -> list[Tensor]:
-                if count not in repeated:
-                    repeated.clear()
-                    repeated[count] = [self._repeat(*item, count) for item in self._items()]
-                outputs = self.sampler.suffix(*repeated[count], *self._noise(count, generator))
-                nodes = self.sampler.outputs
-                return [self._separate(n, o, count) for n, o in zip(nodes, outputs, strict=True)]
-
             yield draw
 
-    def _items(self) -> Iterator[tuple[fx.Node, Any]]:
-        return zip(self.nodes, self.values, strict=True)
-
-    def _noise(self, count: int, generator: torch.Generator) -> list[Tensor]:
-        """Standard normals for the uncertain inputs, random bits for the dropouts."""
-        batch = (self.batch or 0) * count
-        n_inputs = len(self.nodes) - len(self.sampler.boundary)
-        means = self.values[len(self.sampler.boundary) :][: n_inputs // 2]
-        normals = [
-            torch.randn(m.shape[0] * count, *m.shape[1:], generator=generator, device=m.device, dtype=m.dtype)
-            for m in means
+    def _shape(self, value: Tensor) -> list[int]:
+        return [
+            int(size.node.expr.subs(self.sizes)) if isinstance(size, torch.SymInt) else int(size)
+            for size in value.shape
         ]
-        shapes = [self.sampler.mask_shape(n, batch) for n in self.sampler.noise]
-        return normals + [_random_bits(shape, generator) for shape in shapes]
 
-    def _repeat(self, node: fx.Node, value: Any, count: int) -> Any:
-        if count == 1 or self.batch is None:
-            return value
-        if isinstance(node.meta.get("val"), torch.SymInt):
-            return self.sampler.size(node.meta["val"], self.batch * count)
-        dims = self.sampler.batch_dims(node)
-        return value.repeat([count if d in dims else 1 for d in range(value.dim())]) if dims else value
-
-    def _separate(self, node: fx.Node, output: Tensor, count: int) -> Tensor:
-        if count == 1:
-            return output[None]
-        dim = self.sampler.batch_dims(node)[0]
-        return output.unflatten(dim, (count, self.batch)).movedim(dim, 0)
+    def _mask_shape(self, node: fx.Node) -> list[int]:
+        shape = self._shape(node.meta["val"])
+        if node.target is aten.feature_dropout.default:  # one mask per channel
+            return [*shape[:2], *[1] * (len(shape) - 2)]
+        return shape
 
 
 def drop(x: Tensor, bits: Tensor, drop_probability: float) -> Tensor:
@@ -193,14 +169,15 @@ def drop(x: Tensor, bits: Tensor, drop_probability: float) -> Tensor:
     return torch.where(bits < threshold, x * (1 / (1 - drop_probability)), 0.0)
 
 
-def _random_bits(shape: list[int], generator: torch.Generator) -> Tensor:
-    """Uniform int32 over its whole range, drawn two at a time."""
+def _random_bits(count: int, shape: list[int], generator: torch.Generator) -> Tensor:
+    """Uniform int32 [count, *shape] over its whole range, drawn two at a time."""
     n = math.prod(shape)
-    pairs = torch.empty((n + 1) // 2, dtype=torch.int64, device=generator.device)
-    return pairs.random_(-(2**63), None, generator=generator).view(torch.int32)[:n].view(shape)
+    pairs = torch.empty(count, (n + 1) // 2, dtype=torch.int64, device=generator.device)
+    bits = pairs.random_(-(2**63), None, generator=generator).view(torch.int32)
+    return bits[:, :n].reshape(count, *shape)
 
 
-def _downstream(graph: fx.Graph, inputs: set[fx.Node]) -> set[fx.Node]:
+def _downstream(graph: fx.Graph, inputs: list[fx.Node]) -> set[fx.Node]:
     """Noise sources, uncertain inputs and everything computed from them."""
     sampled = set(inputs)
     for node in graph.nodes:
@@ -209,16 +186,3 @@ def _downstream(graph: fx.Graph, inputs: set[fx.Node]) -> set[fx.Node]:
         ):
             sampled.add(node)
     return sampled
-
-
-def _prefix(
-    graph: fx.Graph, sampled: set[fx.Node], boundary: list[fx.Node], outputs: list[Any]
-) -> fx.GraphModule:
-    prefix = fx.Graph()
-    env: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        if node.op == "placeholder" or (node not in sampled and node.op != "output"):
-            env[node] = prefix.node_copy(node, env.__getitem__)
-    prefix.output(fx.map_arg([*boundary, *outputs], env.__getitem__))
-    prefix.eliminate_dead_code()
-    return fx.GraphModule(nn.Module(), prefix, "Prefix")

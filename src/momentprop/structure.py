@@ -64,6 +64,10 @@ class Signature:
         for name in self.positional_names[len(args) : self.n_args]:
             if name in kwargs:  # traced by position, given by name
                 args = (*args, kwargs.pop(name))
+        names = self.positional_names[self.n_args : len(args)]
+        if len(args) > self.n_args and len(names) == len(args) - self.n_args:
+            kwargs.update(zip(names, args[self.n_args :], strict=True))  # traced by name, given by position
+            args = args[: self.n_args]
         if len(args) != self.n_args or set(kwargs) != set(self.kwarg_names):
             raise InputError(
                 f"expected {self.n_args} positional inputs and keywords {sorted(self.kwarg_names)}, "
@@ -121,6 +125,10 @@ class Signature:
         if isinstance(leaf, Moments):
             if not value.is_floating_point():
                 raise InputError(f"{name} has dtype {value.dtype} and cannot be uncertain")
+            if leaf.variance.dtype != value.dtype:
+                raise InputError(
+                    f"{name} has a mean of {value.dtype} but a variance of {leaf.variance.dtype}"
+                )
             if value.device.type != "meta" and bool((leaf.variance < 0).any()):
                 raise InputError(f"{name} has negative variance")
 
@@ -169,7 +177,11 @@ def rebuild_output(leaves: list[Any], spec: pytree.TreeSpec) -> Any:
     def close_one(value: Any) -> Any:
         if not isinstance(value, _Record):
             return value
-        return value.kind(**{name: close_all(field) for name, field in value.fields.items()})
+        # not by its __init__, which may compute with what are Moments now
+        instance: Any = object.__new__(value.kind)
+        for name, field in value.fields.items():
+            object.__setattr__(instance, name, close_all(field))
+        return instance
 
     def close_all(value: Any) -> Any:
         return pytree.tree_map(close_one, value, is_leaf=lambda v: isinstance(v, _Record) or is_moments(v))

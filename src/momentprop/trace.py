@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
-from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
@@ -50,6 +50,7 @@ class Trace:
     """A model as a pure function: graph(*state, *inputs) -> flat outputs. Never changed once made."""
 
     graph: fx.Graph
+    root: nn.Module  # holds the sub-graphs of control-flow operators
     state: tuple[str, ...]  # names of the parameters, buffers and constants the graph takes first
     constants: dict[str, Tensor]  # tensors that are neither parameters nor buffers of the model
     signature: Signature
@@ -63,7 +64,7 @@ class Trace:
         return [n for n in self.graph.nodes if n.op == "placeholder"][len(self.state) :]
 
     def copy_graph(self) -> fx.Graph:
-        graph = fx.Graph()
+        graph = fx.Graph(owning_module=self.root)  # type: ignore[arg-type]
         graph.output(graph.graph_copy(self.graph, {}))
         return graph
 
@@ -95,11 +96,32 @@ def trace(model: nn.Module, inputs: Any) -> Trace:
     if not any(isinstance(leaf, Tensor) for leaf in leaves):
         raise InputError("the example inputs contain no tensor")
     args, kwargs = pytree.tree_unflatten(leaves, signature.spec)
-    program, out_spec = _export(model, args, kwargs)
-    graph, state = _normalize(program)
-    made = Trace(graph, state, dict(program.constants), signature, out_spec)
+    made = _trace(model, args, kwargs, signature)
     batched = tuple(_has_symbolic_batch(node) for node in made.input_nodes)
     return dataclasses.replace(made, signature=dataclasses.replace(signature, batched=batched))
+
+
+def _trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], signature: Signature) -> Trace:
+    """Trace; and once more without arming modules that, armed, write to buffers of their own.
+
+    Those are normalisation layers of the user's, keeping statistics while training. If nothing changes, or if
+    dropout is lost with it, the first trace stands.
+    """
+
+    def attempt(disarm: frozenset[str]) -> tuple[Trace, frozenset[str]]:
+        program, out_spec = _export(model, args, kwargs, disarm)
+        graph, state, written = _normalize(program)
+        constants = {name.removeprefix(_PREFIX): value for name, value in program.constants.items()}
+        return Trace(graph, program.graph_module, state, constants, signature, out_spec), written
+
+    def n_dropouts(made: Trace) -> int:
+        return sum(node.target in DROPOUTS for node in made.graph.nodes)
+
+    first, written = attempt(frozenset())
+    if not written:
+        return first
+    second, still_written = attempt(frozenset(name.rpartition(".")[0] for name in written))
+    return second if still_written < written and n_dropouts(second) == n_dropouts(first) else first
 
 
 def place_of(node: fx.Node, reason: str = "") -> Place:
@@ -109,16 +131,17 @@ def place_of(node: fx.Node, reason: str = "") -> Place:
     frames = [" ".join(frame.split()) for frame in frames if frame.strip()]
     own = [frame for frame in frames if _TORCH not in frame]  # the user's, where there is one
     source = (own or frames or ["(no source line recorded)"])[-1]
-    return Place(str(node.target), stack[-1][0] if stack else "", source, reason)
+    module = stack[-1][0] if stack else ""
+    return Place(str(node.target), module.removeprefix("model").removeprefix("."), source, reason)
 
 
 @contextlib.contextmanager
-def armed(model: nn.Module) -> Iterator[None]:
+def armed(model: nn.Module, disarm: frozenset[str] = frozenset()) -> Iterator[None]:
     """Dropout in training mode, everything that normalises in eval mode; restored afterwards."""
     modes = {module: module.training for module in model.modules()}
     try:
-        for module in modes:
-            module.training = _is_armed(module)
+        for name, module in model.named_modules():
+            module.training = name not in disarm and _is_armed(module)
         yield
     finally:
         for module, training in modes.items():
@@ -145,37 +168,42 @@ def _two_or_more(leaves: list[Any]) -> list[Any]:
     ]
 
 
+class _Call(nn.Module):
+    """The model as a module of two arguments (args, kwargs) that returns flat outputs."""
+
+    def __init__(self, model: nn.Module, keep_spec: Callable[[pytree.TreeSpec], None]) -> None:
+        super().__init__()
+        self.model, self.keep_spec = model, keep_spec
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        leaves, spec = flatten_output(self.model(*args, **kwargs))
+        self.keep_spec(spec)
+        return leaves
+
+
+_PREFIX = "model."  # what wrapping puts before every name
+
+
 def _export(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], disarm: frozenset[str]
 ) -> tuple[ExportedProgram, pytree.TreeSpec]:
-    tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.dim()]
-    shapes = ShapesCollection()
-    for tensor in tensors:
-        if tensor.shape[0] == tensors[0].shape[0]:
-            shapes[tensor] = {0: Dim.AUTO}
-    structure: list[pytree.TreeSpec] = []
+    leaves = pytree.tree_leaves((args, kwargs))
+    batch = next(v.shape[0] for v in leaves if isinstance(v, Tensor) and v.dim())
 
-    def flatten(_module: nn.Module, _args: Any, output: Any) -> tuple[Any, ...]:
-        leaves, spec = flatten_output(output)
-        structure.append(spec)
-        return tuple(leaves)
+    def dynamic(leaf: Any) -> Any:
+        return {0: Dim.AUTO} if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == batch else None
 
-    handle = model.register_forward_hook(flatten)
+    specs: list[pytree.TreeSpec] = []
+    call = _Call(model, specs.append)
     try:
-        with warnings.catch_warnings(), armed(model), torch.random.fork_rng(), torch.no_grad():
+        with warnings.catch_warnings(), armed(model, disarm), torch.random.fork_rng(), torch.no_grad():
             warnings.simplefilter("ignore")
             program = torch.export.export(
-                model,
-                args,
-                kwargs,
-                dynamic_shapes=shapes.dynamic_shapes(model, args, kwargs),
-                strict=False,
+                call, (args, kwargs), dynamic_shapes=pytree.tree_map(dynamic, (args, kwargs)), strict=False
             )
     except Exception as error:
         raise TraceError(_explain(model, error)) from error
-    finally:
-        handle.remove()
-    return program, structure[-1]
+    return program, specs[-1]
 
 
 def _explain(model: nn.Module, error: Exception) -> str:
@@ -187,29 +215,30 @@ def _explain(model: nn.Module, error: Exception) -> str:
     ]
     text = str(error).strip()
     if "data-dependent" in text or "data dependent" in text:
-        advice = "Control flow on tensor values cannot be traced: use torch.where or torch.cond."
+        advice = "Control flow on tensor values cannot be traced: use torch.where."
     else:
         advice = "Check that the model runs on the example inputs, and that torch.export accepts it."
     first = text.splitlines()[0] if text else type(error).__name__
     return f"{type(model).__name__} could not be traced: {first}{''.join(frames[-1:])}\n{advice}"
 
 
-def _normalize(program: ExportedProgram) -> tuple[fx.Graph, tuple[str, ...]]:
-    """The functional graph without assertions, idle dropouts and unused state; the state's names."""
+def _normalize(program: ExportedProgram) -> tuple[fx.Graph, tuple[str, ...], frozenset[str]]:
+    """The functional graph without assertions, idle dropouts and unused state; names of state and of what
+    of it the model writes to."""
     graph = program.graph_module.graph
     for node in list(graph.nodes):
         if _is_assertion(node.target):
             graph.erase_node(node)
         else:
-            _pass_by_position(node)
-    functionalize(graph)
+            _spell_out(node)
+    written = {node.name for node in functionalize(graph)}
     for node in list(graph.nodes):
         if node.target in DROPOUTS:
             _check_dropout(graph, node)
     graph.eliminate_dead_code()
     kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
     specs = program.graph_signature.input_specs
-    targets = {spec.arg.name: str(spec.target) for spec in specs if spec.kind in kinds}
+    targets = {s.arg.name: str(s.target).removeprefix(_PREFIX) for s in specs if s.kind in kinds}
     state = []
     for node in list(graph.nodes):
         if node.op == "placeholder" and node.name in targets:
@@ -218,13 +247,24 @@ def _normalize(program: ExportedProgram) -> tuple[fx.Graph, tuple[str, ...]]:
             else:
                 graph.erase_node(node)
     graph.lint()
-    return graph, tuple(state)
+    return graph, tuple(state), frozenset(targets[name] for name in written if name in targets)
 
 
-def _pass_by_position(node: fx.Node) -> None:
+_RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+
+
+def _spell_out(node: fx.Node) -> None:
     """Arguments the schema allows by position are passed so: rules need to look in one place only."""
     if not isinstance(node.target, OpOverload):
         return
+    if node.target in _RESHAPES:
+        # the idiom x.view(x.size(0), -1) fails for an empty batch: say what -1 stands for, where it is known
+        known = node.meta["val"].shape
+        size = [
+            known[d] if isinstance(s, int) and s == -1 and isinstance(known[d], int) else s
+            for d, s in enumerate(node.args[1])  # type: ignore[arg-type]
+        ]
+        node.args = (node.args[0], size, *node.args[2:])
     args, kwargs = list(node.args), dict(node.kwargs)
     for argument in node.target._schema.arguments[len(args) :]:
         if argument.kwarg_only or not kwargs:

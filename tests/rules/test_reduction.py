@@ -7,6 +7,7 @@ from momentprop.moments import Moments
 aten = torch.ops.aten
 
 SETTINGS = [
+    setting(aten.col2im.default, X(1, 8, 4), [3, 3], [2, 2], [1, 1], [0, 0], [1, 1]),
     setting(aten.sum.default, X(2, 3, 4)),
     setting(aten.sum.default, X()),
     setting(aten.sum.dim_IntList, X(2, 3, 4), [1]),

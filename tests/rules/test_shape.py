@@ -53,6 +53,8 @@ SAME_ELEMENTS = [
 
 REPEATED_ELEMENTS = [
     setting(aten.expand.default, X(1, 3), [2, -1, 3]),
+    setting(aten.broadcast_to.default, X(1, 3), [2, 4, 3]),
+    setting(aten.diag_embed.default, X(2, 3), 1),
     setting(aten.expand_as.default, X(3), C(2, 3)),
     setting(aten.im2col.default, X(1, 2, 4, 4), [2, 2], [1, 1], [1, 1], [2, 2]),
     setting(aten.im2col.default, X(2, 4, 4), [3, 2], [1, 1], [0, 0], [1, 2]),
@@ -80,6 +82,7 @@ SOME_ELEMENTS = [
     setting(aten.chunk.default, X(2, 7), 3, -1),
     setting(aten.diagonal.default, X(3, 4)),
     setting(aten.diagonal.default, X(2, 3, 4), 1, -2, -1),
+    setting(aten.take_along_dim.default, X(2, 3), C(2, 2, make=fixed_value([0, 2], [1, 1])), 1),
     setting(aten.gather.default, X(2, 3), 1, C(2, 2, make=fixed_value([0, 2], [1, 1]))),
     setting(aten.index.Tensor, X(3, 4), [C(2, make=fixed_value(2, 0))]),
     setting(aten.index.Tensor, X(3, 4), [None, C(3, make=fixed_value(3, 3, -1))]),
@@ -99,6 +102,10 @@ SOME_ELEMENTS = [
     setting(aten.triu.default, X(3, 4), 1),
     setting(aten.unbind.int, X(2, 3), -1),
     setting(aten.masked_fill.Scalar, X(3, 4), C(3, 4, make=mask), -2.5),
+    setting(aten.where.self, C(3, 4, make=mask), X(3, 4), X(4)),
+    setting(aten.where.self, C(3, 1, make=mask), X(3, 4), C(3, 4)),
+    setting(aten.where.ScalarOther, C(4, make=mask), X(3, 4), -1.5),
+    setting(aten.where.ScalarSelf, C(3, 4, make=mask), 2.0, X(3, 4)),
     setting(aten.masked_fill.Scalar, X(3, 4), C(4, make=mask), 1),
     setting(aten.masked_fill.Tensor, X(3, 4), C(3, 1, make=mask), C()),
 ]

@@ -38,6 +38,12 @@ def mean(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: Any = Non
     return Moments(out, torch.mean(x.variance, dim, keepdim, dtype=dtype) / count)
 
 
+@rule(aten.col2im.default, exactness=EXACT_IF_UNCORRELATED, reference="linear")
+def col2im(x: Moments, *sizes: Any) -> Moments:
+    """F.fold: overlapping blocks add up, and so do their variances."""
+    return Moments(aten.col2im.default(x.mean, *sizes), aten.col2im.default(x.variance, *sizes))
+
+
 @rule(aten.cumsum.default, exactness=EXACT_IF_UNCORRELATED, reference="linear")
 def cumsum(x: Moments, dim: int, *, dtype: Any = None) -> Moments:
     return Moments(torch.cumsum(x.mean, dim, dtype=dtype), torch.cumsum(x.variance, dim, dtype=dtype))

@@ -43,6 +43,7 @@ rearrangement(
 
 # the same elements, some several times
 rearrangement(
+    aten.broadcast_to.default,
     aten.expand.default,
     aten.expand_as.default,
     aten.im2col.default,
@@ -67,6 +68,7 @@ rearrangement(
 # some of the elements, or zero in their place
 rearrangement(
     aten.chunk.default,
+    aten.diag_embed.default,
     aten.diagonal.default,
     aten.gather.default,
     aten.index.Tensor,
@@ -77,6 +79,7 @@ rearrangement(
     aten.split.Tensor,
     aten.split.sizes,
     aten.split_with_sizes.default,
+    aten.take_along_dim.default,
     aten.tril.default,
     aten.triu.default,
     aten.unbind.int,
@@ -162,6 +165,20 @@ def constant_pad_nd(x: Moments, padding: list[int], value: float = 0) -> Moments
 )
 def masked_fill(x: Moments, mask: Tensor, value: Any) -> Moments:
     return Moments(x.mean.masked_fill(mask, value), x.variance.masked_fill(mask, 0.0))
+
+
+@rule(
+    aten.where.self,
+    aten.where.ScalarOther,
+    aten.where.ScalarSelf,
+    exactness=EXACT,
+    reference="moves values",
+    refuses=only_random("self", "other"),
+)
+def where(condition: Tensor, x: Any, y: Any) -> Moments:
+    """One or the other, by a deterministic condition."""
+    mean = torch.where(condition, mean_of(x), mean_of(y))
+    return Moments(mean, torch.where(condition, variance_of(x), variance_of(y)).to(mean.dtype))
 
 
 @rule(aten.copy.default, exactness=EXACT, reference="moves values")

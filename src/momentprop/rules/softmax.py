@@ -54,6 +54,8 @@ def _log_odds_logistic(mean: Tensor, variance: Tensor) -> Tensor:
 def _log_probabilities(mean: Tensor, variance: Tensor, log_odds: Any) -> Tensor:
     """log p over the last dimension."""
     n = mean.shape[-1]
+    if n == 0:
+        return mean
     index = torch.arange(n, device=mean.device)
     parts = []
     for start in range(0, n, _CHUNK):
@@ -80,6 +82,8 @@ def _prepare(x: Moments, dim: int, dtype: torch.dtype | None) -> tuple[Tensor, T
 
 def _log_spread(log_p: Tensor, variance: Tensor) -> Tensor:
     """First-order variance of log p_k: sum_j (d_kj - p_j)^2 V_j, over the last dimension."""
+    if log_p.shape[-1] == 0:
+        return variance
     own = torch.exp(2 * log_p) * variance
     # the sum over j != k as a difference, except where that would cancel: for the largest term itself
     index = torch.arange(own.shape[-1], device=own.device)
