@@ -117,8 +117,9 @@ def relu_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     g_ratio, h_ratio = _tail_ratios(a)
     q = _root_density(a)
     g = q * (q * g_ratio)
-    below = (variance * q) * (q * h_ratio)
-    above = variance * (1 - q * (q * (h_ratio + 2 * a * g_ratio)))
+    w = variance * q
+    below = w * (q * h_ratio)
+    above = variance - w * (q * (h_ratio + 2 * a * g_ratio))
     out_variance = torch.where(mean >= 0, above, below) - (variance * g) * g
     return positive + std * g, out_variance
 
@@ -136,7 +137,8 @@ def max_moments(
 
     Both brackets are non-negative, so V is.
     """
-    theta = safe_sqrt(variance_1 + variance_2)
+    total = variance_1 + variance_2
+    theta = safe_sqrt(total)
     first_is_higher = mean_1 >= mean_2
     higher_mean = torch.where(first_is_higher, mean_1, mean_2)
     lower_mean = torch.where(first_is_higher, mean_2, mean_1)
@@ -146,11 +148,8 @@ def max_moments(
     g = q * (q * g_ratio)
     higher = torch.where(first_is_higher, variance_1, variance_2)
     lower = torch.where(first_is_higher, variance_2, variance_1)
-    variance = (
-        higher * (1 - q * (q * (h_ratio + 2 * a * g_ratio)) - g * g)
-        + (lower * q) * (q * h_ratio)
-        - (lower * g) * g
-    )
+    change = q * (q * (lower * h_ratio - higher * (h_ratio + 2 * a * g_ratio)))
+    variance = higher + change - (total * g) * g
     return higher_mean + theta * g, variance
 
 

@@ -85,11 +85,11 @@ def _max_pool(n: int, op: Any) -> None:
             return values
 
         offsets = list(product(*map(range, kernel)))
-        out = torch.stack([element(mean, offsets[-1]), element(variance, offsets[-1])])
+        out = element(mean, offsets[-1]), element(variance, offsets[-1])
         for offset in reversed(offsets[:-1]):
-            out = torch.stack(max_moments(element(mean, offset), element(variance, offset), *out))
-        mean, variance = out.movedim(-1, -1 - n)
-        return Moments(mean[0], variance[0])
+            new = element(mean, offset), element(variance, offset)
+            out = torch.stack(max_moments(*new, *out)).unbind()
+        return Moments(*(v.movedim(-1, -1 - n)[0] for v in out))
 
 
 _max_pool(1, aten.max_pool1d.default)
