@@ -85,11 +85,11 @@ def _max_pool(n: int, op: Any) -> None:
             return values
 
         offsets = list(product(*map(range, kernel)))
-        out = element(mean, offsets[-1]), element(variance, offsets[-1])
+        best_mean, best_variance = element(mean, offsets[-1]), element(variance, offsets[-1])
         for offset in reversed(offsets[:-1]):
             new = element(mean, offset), element(variance, offset)
-            out = torch.stack(max_moments(*new, *out)).unbind()
-        return Moments(*(v.movedim(-1, -1 - n)[0] for v in out))
+            best_mean, best_variance = torch.stack(max_moments(*new, best_mean, best_variance))
+        return Moments(*(v.movedim(-1, -1 - n)[0] for v in (best_mean, best_variance)))
 
 
 _max_pool(1, aten.max_pool1d.default)
