@@ -2,7 +2,9 @@
 
 from momentprop.convert import BayesianNetwork, convert
 from momentprop.errors import (
+    CovarianceError,
     DropProbabilityError,
+    FidelityNote,
     InputError,
     MissingExtraError,
     MissingRuleError,
@@ -18,7 +20,9 @@ from momentprop.version import __version__
 
 __all__ = [
     "BayesianNetwork",
+    "CovarianceError",
     "DropProbabilityError",
+    "FidelityNote",
     "InputError",
     "MissingExtraError",
     "MissingRuleError",

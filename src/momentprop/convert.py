@@ -1,9 +1,10 @@
-"""trace -> coverage -> propagate: the one entry point."""
+"""trace -> rewrite -> coverage -> propagate (-> adjoint): the one entry point."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,25 +13,50 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import momentprop.rules  # noqa: F401  (registers the rules)
+from momentprop.adjoint import TwoSweeps
 from momentprop.coverage import analyze
 from momentprop.decompose import decompose
-from momentprop.errors import MissingRuleError, MomentpropError, NoDropoutError
+from momentprop.errors import (
+    CovarianceError,
+    FidelityNote,
+    MissingRuleError,
+    MomentpropError,
+    NoDropoutError,
+)
 from momentprop.moments import as_moments, is_moments
 from momentprop.propagate import propagate
+from momentprop.rewrite import rewrite
+from momentprop.samples import layouts
+from momentprop.selection import Selection
 from momentprop.structure import rebuild_output, split_inputs
 from momentprop.trace import Trace, trace
 
-FIDELITIES = ("paper",)
+FIDELITIES = ("auto", "paper", "fast", "accurate")
+_MOST_OUTPUTS = 64  # per sample, up to which `auto` sweeps back from all of them
 
 
-def convert(model: nn.Module, example_inputs: Any, fidelity: str = "paper") -> BayesianNetwork:
+def convert(
+    model: nn.Module,
+    example_inputs: Any,
+    fidelity: str = "auto",
+    *,
+    outputs: int | Sequence[int] | None = None,
+) -> BayesianNetwork:
     """Turn a trained dropout network into one that returns mean and variance in a single pass.
 
     Args:
         model: any module that `torch.export` accepts. It is not modified.
         example_inputs: a tensor, a tuple of positional inputs, or (args, kwargs). The first dimension is
             the batch; afterwards any batch size runs. An input given as `Moments` is uncertain.
-        fidelity: `"paper"`, the rules of Brach, Sick & Duerr: diagonal variance, no rewrites.
+        fidelity: the tier of rules:
+
+            - `"accurate"`: the covariance of the outputs, by a forward and a backward sweep;
+            - `"fast"`: variances only, with exact rewrites and covariance inside pooling windows;
+            - `"paper"`: the rules of Brach, Sick & Duerr: variances only, no rewrites;
+            - `"auto"`: `accurate` for up to 64 outputs per sample, otherwise `fast`, which it says once.
+        outputs: which outputs get a covariance: the m largest by mean of every sample, or those at the
+            given indices (of a sample's elements in row-major order). The cost is that of so many outputs;
+            the others keep the variance of the forward sweep. By default all.
 
     Returns:
         A module called like the model, with `Moments` in place of every output tensor.
@@ -39,28 +65,32 @@ def convert(model: nn.Module, example_inputs: Any, fidelity: str = "paper") -> B
         TraceError: the model has no static graph (for example, control flow on tensor values).
         NoDropoutError: nothing is random: no active dropout and no uncertain input.
         MissingRuleError: operators that noise reaches have no rule; all are listed with their places.
+        CovarianceError: `accurate` was asked for, but samples of the batch influence each other.
 
     >>> import torch, momentprop as mp
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 3))
     >>> bnn = mp.convert(model, torch.zeros(1, 4))
-    >>> bnn(torch.randn(16, 4)).std.shape
-    torch.Size([16, 3])
+    >>> out = bnn(torch.randn(16, 4))
+    >>> out.std.shape, out.covariance.shape
+    (torch.Size([16, 3]), torch.Size([16, 3, 3]))
     """
     if fidelity not in FIDELITIES:
         raise ValueError(f"fidelity must be one of {', '.join(FIDELITIES)}, not {fidelity!r}")
+    selection = Selection.parse(outputs)
+    if outputs is not None and fidelity not in ("auto", "accurate"):
+        raise ValueError(
+            f"outputs= selects outputs for a covariance, which tier {fidelity!r} does not compute"
+        )
     args, kwargs = split_inputs(example_inputs)
     leaves = pytree.tree_leaves((args, kwargs), is_leaf=is_moments)
-    traced = cover(trace(model, example_inputs), fidelity, [is_moments(v) for v in leaves])
-    return BayesianNetwork(model, traced, fidelity)
+    uncertain = tuple(is_moments(v) for v in leaves)
+    return BayesianNetwork(model, trace(model, example_inputs), fidelity, selection, uncertain)
 
 
 def cover(traced: Trace, fidelity: str, uncertain: Sequence[bool]) -> Trace:
     """The trace with operators that have no rule decomposed; raises if any remains."""
 
-    def random_inputs(t: Trace) -> list[Any]:
-        return [node for node, is_random in zip(t.input_nodes, uncertain, strict=True) if is_random]
-
-    coverage = analyze(traced.graph, fidelity, random_inputs(traced))
+    coverage = analyze(traced.graph, fidelity, _random_inputs(traced, uncertain))
     if not coverage.sources and not any(uncertain):
         raise NoDropoutError(
             "the model has no active dropout (or only p = 0), so its output has no uncertainty. Add "
@@ -68,13 +98,17 @@ def cover(traced: Trace, fidelity: str, uncertain: Sequence[bool]) -> Trace:
         )
     if coverage.missing:
         copy = dataclasses.replace(traced, graph=traced.copy_graph())
-        copied = analyze(copy.graph, fidelity, random_inputs(copy))
+        copied = analyze(copy.graph, fidelity, _random_inputs(copy, uncertain))
         decompose(copy.graph, list(copied.missing), fidelity)
-        missing = analyze(copy.graph, fidelity, random_inputs(copy))
+        missing = analyze(copy.graph, fidelity, _random_inputs(copy, uncertain))
         if missing.missing:
             raise MissingRuleError(missing.places)
         return copy
     return traced
+
+
+def _random_inputs(traced: Trace, uncertain: Sequence[bool]) -> list[Any]:
+    return [node for node, is_random in zip(traced.input_nodes, uncertain, strict=True) if is_random]
 
 
 class BayesianNetwork(nn.Module):
@@ -85,13 +119,25 @@ class BayesianNetwork(nn.Module):
     another device or dtype gives it copies of its own and leaves the model where it is.
     """
 
-    def __init__(self, model: nn.Module, traced: Trace, fidelity: str) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        traced: Trace,
+        fidelity: str,
+        selection: Selection,
+        uncertain: tuple[bool, ...],
+    ) -> None:
         super().__init__()
         self._trace = traced
-        self._fidelity = fidelity
+        self._selection = selection
         self._checked: set[tuple[bool, ...]] = set()
-        self._program = propagate(traced, fidelity)
         _share_state(self, model, traced)
+        self._fidelity = "fast" if fidelity == "auto" else fidelity
+        self._graph = traced if fidelity == "paper" else rewrite(traced)
+        self._program: nn.Module
+        self._check_uncertain(uncertain)
+        if fidelity == "auto":
+            self._upgrade(uncertain)
         self.training = False
 
     @property
@@ -103,18 +149,50 @@ class BayesianNetwork(nn.Module):
         leaves = self._trace.signature.flatten(args, kwargs)
         if not torch.compiler.is_compiling():
             self._check_uncertain(tuple(map(is_moments, leaves)))
-        state = [functools.reduce(getattr, name.split("."), self) for name in self._trace.state]
-        outputs = self._program(*state, *leaves)
+        outputs = self._program(*self._state(), *leaves)
         moments = [value if is_moments(value) else as_moments(value) for value in outputs]
         return rebuild_output(moments, self._trace.out_spec)
 
+    def _state(self) -> list[Tensor]:
+        def find(name: str) -> Any:
+            return functools.reduce(getattr, name.split("."), self)
+
+        return [find(name) for name in self._trace.state]
+
     def _check_uncertain(self, uncertain: tuple[bool, ...]) -> None:
         """Uncertain inputs reach operators before the first dropout too: those need rules as well."""
-        if any(uncertain) and uncertain not in self._checked:
-            traced = cover(self._trace, self._fidelity, uncertain)
-            if traced is not self._trace:
-                self._trace, self._program = traced, propagate(traced, self._fidelity)
-            self._checked.add(uncertain)
+        if uncertain in self._checked or (self._checked and not any(uncertain)):
+            return
+        covered = cover(self._graph, self._fidelity, uncertain)
+        if covered is not self._graph or not self._checked:
+            self._graph = covered
+            self._program = self._build()
+        if isinstance(self._program, TwoSweeps):
+            self._program.check(
+                analyze(covered.graph, self._fidelity, _random_inputs(covered, uncertain)).random
+            )
+        self._checked.add(uncertain)
+
+    def _build(self) -> nn.Module:
+        if self._fidelity != "accurate":
+            return propagate(self._graph, self._fidelity)
+        return TwoSweeps(self._graph, layouts(self._graph, self._state()), self._selection)
+
+    def _upgrade(self, uncertain: tuple[bool, ...]) -> None:
+        """From `fast` to `accurate`, unless something speaks against it."""
+        fast = self._program
+        self._fidelity, self._checked = "accurate", set()
+        try:
+            self._check_uncertain(uncertain)
+            assert isinstance(self._program, TwoSweeps)
+            count = self._program.n_outputs
+            reason = f"{count} outputs per sample; choose some with outputs=" if count > _MOST_OUTPUTS else ""
+        except (CovarianceError, MissingRuleError) as error:
+            reason = str(error)
+        if reason:
+            self._fidelity, self._program, self._checked = "fast", fast, {uncertain}
+            note = f"fidelity='fast', variances without covariance, is used here: {reason}"
+            warnings.warn(note, FidelityNote, stacklevel=4)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BayesianNetwork:
         """As nn.Module._apply, but with new parameters instead of overwriting the model's."""
@@ -126,8 +204,12 @@ class BayesianNetwork(nn.Module):
                     if tensor is not None:
                         moved.setdefault(id(tensor), _moved(tensor, fn))
                         table[name] = moved[id(tensor)]  # type: ignore[assignment]
-        self._trace = self._trace.moved(lambda dtype: fn(torch.empty(0, dtype=dtype, device=device)))
-        self._program = propagate(self._trace, self._fidelity)
+
+        def probe(dtype: torch.dtype) -> Tensor:
+            return fn(torch.empty(0, dtype=dtype, device=device))
+
+        self._trace, self._graph = self._trace.moved(probe), self._graph.moved(probe)
+        self._program = self._build()
         return self
 
 

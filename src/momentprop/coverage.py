@@ -44,7 +44,7 @@ def analyze(graph: fx.Graph, fidelity: str, random_inputs: Iterable[fx.Node] = (
             continue
         if rule is None or not rule.ignores_values:
             coverage.random.add(node)
-        reason = _reason(node, rule, creates, coverage.random)
+        reason = _reason(node, rule, creates, coverage.random, fidelity)
         if reason is not None:
             coverage.missing[node] = reason
     return coverage
@@ -70,7 +70,9 @@ def _subgraphs(node: fx.Node) -> list[fx.Graph]:
     return [module.graph for module in modules if isinstance(module, fx.GraphModule)]
 
 
-def _reason(node: fx.Node, rule: Rule | None, creates: bool, random: set[fx.Node]) -> str | None:
+def _reason(
+    node: fx.Node, rule: Rule | None, creates: bool, random: set[fx.Node], fidelity: str
+) -> str | None:
     """Why this node cannot be propagated; None if it can."""
     if node.target is operator.getitem:
         return None
@@ -78,6 +80,8 @@ def _reason(node: fx.Node, rule: Rule | None, creates: bool, random: set[fx.Node
         return "draws random numbers and has no rule" if creates else "has no rule"
     if creates and not rule.creates_noise:
         return "draws random numbers, which its rule does not cover"
+    if fidelity == "accurate" and not rule.has_local:
+        return 'its rule has no linear part; give it acts="elementwise", acts="linear" or local='
     if rule.refuses is None:
         return None
     arguments = bind(rule.op, node.args, node.kwargs)

@@ -30,6 +30,14 @@ class RuleError(MomentpropError, ValueError):
     """A rule cannot be registered as asked."""
 
 
+class CovarianceError(MomentpropError):
+    """Tier `accurate` cannot give the covariance of one sample's outputs."""
+
+
+class FidelityNote(UserWarning):
+    """`fidelity="auto"` says that it does not use the accurate tier, and why."""
+
+
 class MissingExtraError(MomentpropError, ImportError):
     """An optional dependency is not installed."""
 

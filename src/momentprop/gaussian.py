@@ -111,9 +111,7 @@ def relu_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """
     std = safe_sqrt(variance)
     positive = mean.clamp_min(0)
-    # |mean| / 2, but with the gradient of mean >= 0 at 0 (that of abs is 0), where all else takes that side
-    half = torch.sub(positive, mean, alpha=0.5)
-    a = (half * (2 / std)).clamp_max(_FAR)
+    a = _distance(mean, positive, std)
     g_ratio, h_ratio = _tail_ratios(a)
     q = _root_density(a)
     g = q * (q * g_ratio)
@@ -124,20 +122,42 @@ def relu_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     return positive + std * g, out_variance
 
 
-def max_moments(
-    mean_1: Tensor, variance_1: Tensor, mean_2: Tensor, variance_2: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Mean and variance of max(X1, X2) for independent normal X1 and X2; exact (Clark 1961).
+def _distance(mean: Tensor, positive: Tensor, std: Tensor) -> Tensor:
+    """|mean| / std, bounded; positive = max(mean, 0)."""
+    # |mean| / 2, but with the gradient of mean >= 0 at 0 (that of abs is 0), where all else takes that side
+    half = torch.sub(positive, mean, alpha=0.5)
+    return (half * (2 / std)).clamp_max(_FAR)
 
-    Clark's formulas in the terms of `relu_moments`, with theta^2 = V1 + V2, a = |E1 - E2| / theta and
+
+def positive_probability(mean: Tensor, variance: Tensor) -> Tensor:
+    """P(X > 0) for X ~ N(mean, variance): Phi(mean / std), which is also the gain of ReLU."""
+    a = _distance(mean, mean.clamp_min(0), safe_sqrt(variance))
+    g_ratio, h_ratio = _tail_ratios(a)
+    q = _root_density(a)
+    tail = q * (q * (h_ratio + a * g_ratio))
+    return torch.where(mean >= 0, 1 - tail, tail)
+
+
+def max_moments(
+    mean_1: Tensor,
+    variance_1: Tensor,
+    mean_2: Tensor,
+    variance_2: Tensor,
+    covariance: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance of max(X1, X2) for normal X1 and X2; exact (Clark 1961).
+
+    Clark's formulas in the terms of `relu_moments`, with theta^2 = V1 + V2 - 2 C, a = |E1 - E2| / theta and
     hi, lo the variable with the higher and the lower mean:
 
         E = max(E1, E2) + theta g,
-        V = V_hi (1 - h - 2 a g - g^2) + V_lo (h - g^2).
+        V = V_hi (1 - h - 2 a g - g^2) + V_lo (h - g^2) + 2 C (a + g) g.
 
-    Both brackets are non-negative, so V is.
+    Both brackets are non-negative, so V is where C = 0 (the default).
     """
     total = variance_1 + variance_2
+    if covariance is not None:
+        total = (total - 2 * covariance).clamp_min(0)
     theta = safe_sqrt(total)
     first_is_higher = mean_1 >= mean_2
     higher_mean = torch.where(first_is_higher, mean_1, mean_2)
@@ -149,8 +169,25 @@ def max_moments(
     higher = torch.where(first_is_higher, variance_1, variance_2)
     lower = torch.where(first_is_higher, variance_2, variance_1)
     change = q * (q * (lower * h_ratio - higher * (h_ratio + 2 * a * g_ratio)))
-    variance = higher + change - (total * g) * g
-    return higher_mean + theta * g, variance
+    variance = higher + change
+    if covariance is None:
+        return higher_mean + theta * g, variance - (total * g) * g
+    shared = 2 * (covariance * g) * a  # 2 C g^2 is in total already
+    return higher_mean + theta * g, (variance + shared - (total * g) * g).clamp_min(0)
+
+
+def first_is_larger(
+    mean_1: Tensor,
+    variance_1: Tensor,
+    mean_2: Tensor,
+    variance_2: Tensor,
+    covariance: Tensor | None = None,
+) -> Tensor:
+    """P(X1 > X2) for normal X1 and X2: the gain of max(X1, X2) on X1; on X2 it is 1 less that."""
+    total = variance_1 + variance_2
+    if covariance is not None:
+        total = (total - 2 * covariance).clamp_min(0)
+    return positive_probability(mean_1 - mean_2, total)
 
 
 def log_normal_cdf(x: Tensor) -> Tensor:

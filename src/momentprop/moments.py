@@ -15,7 +15,9 @@ class Moments:
     """Mean and variance of a random tensor, element by element.
 
     `variance` has the shape of `mean`; anything that broadcasts to it (a scalar tensor, a float) is
-    expanded. `covariance` is filled by tiers that compute it and is None elsewhere.
+    expanded. The accurate tier fills `covariance`, [batch, K, K] over the K elements of each sample in
+    row-major order; elsewhere it is None. Where only some outputs were asked for, `indices`, [batch, m],
+    says which, and `covariance` is [batch, m, m].
 
     >>> import torch
     >>> x = Moments(torch.zeros(2, 3), 0.25)
@@ -26,6 +28,7 @@ class Moments:
     mean: Tensor
     variance: Tensor
     covariance: Tensor | None = None
+    indices: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.mean, Tensor):
@@ -54,7 +57,10 @@ class Moments:
 
     def to(self, *args: Any, **kwargs: Any) -> Moments:
         """Every tensor `.to(...)`, as in PyTorch."""
-        return pytree.tree_map_only(Tensor, lambda t: t.to(*args, **kwargs), self)
+        mean, variance = self.mean.to(*args, **kwargs), self.variance.to(*args, **kwargs)
+        covariance = None if self.covariance is None else self.covariance.to(*args, **kwargs)
+        indices = None if self.indices is None else self.indices.to(mean.device)  # never a float
+        return Moments(mean, variance, covariance, indices)
 
     def detach(self) -> Moments:
         return pytree.tree_map_only(Tensor, Tensor.detach, self)
@@ -66,11 +72,11 @@ class Moments:
 
 pytree.register_pytree_node(
     Moments,
-    lambda m: ([m.mean, m.variance, m.covariance], None),
+    lambda m: ([m.mean, m.variance, m.covariance, m.indices], None),
     lambda values, _: Moments(*values),
     serialized_type_name="momentprop.Moments",
     flatten_with_keys_fn=lambda m: (
-        [(pytree.GetAttrKey(name), getattr(m, name)) for name in ("mean", "variance", "covariance")],
+        [(pytree.GetAttrKey(n), getattr(m, n)) for n in ("mean", "variance", "covariance", "indices")],
         None,
     ),
 )

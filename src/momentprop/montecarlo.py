@@ -180,7 +180,9 @@ def _certain(value: Any, n_samples: int) -> Any:
         return value
     zero = torch.zeros_like(value)
     repeated = value.expand(n_samples, *value.shape)
-    return SampledMoments(value, zero, None, n_samples, zero, zero, repeated)
+    return SampledMoments(
+        value, zero, n_samples=n_samples, mean_error=zero, variance_error=zero, kept=repeated
+    )
 
 
 def _lookup(model: nn.Module, name: str, constants: dict[str, Tensor]) -> Tensor:

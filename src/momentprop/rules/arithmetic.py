@@ -5,46 +5,92 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from momentprop.moments import Moments, mean_of, variance_of
+from momentprop.local import Elementwise, Linear, Local
+from momentprop.moments import Moments, is_moments, mean_of, variance_of
 from momentprop.registry import EXACT, EXACT_IF_UNCORRELATED, rule
-from momentprop.rules.families import broadcast, only_random, product, squared
+from momentprop.rules.families import affine, broadcast, gain_or_map, one_random, only_random, squared
 
 aten = torch.ops.aten
 
-product(aten.mul.Tensor, aten.mul.Scalar)
+
+def _product(op: Any) -> None:
+    def local(out: Moments, x: Any, y: Any) -> Local:
+        return gain_or_map(propagate, out, y if is_moments(x) else x, x, y)
+
+    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", refuses=one_random, local=local)
+    def propagate(x: Any, y: Any) -> Moments:
+        mean = op(mean_of(x), mean_of(y))
+        squares = [f.variance if is_moments(f) else squared(f, mean.dtype) for f in (x, y)]
+        random, constant = (x, y) if is_moments(x) else (y, x)
+        return affine(Moments(mean, op(*squares)), random, constant)
 
 
-def _sum(op: Any, weigh_second: bool = True) -> None:
+_product(aten.mul.Tensor)
+_product(aten.mul.Scalar)
+
+
+def _sum(op: Any, weigh_second: bool = True, signs: tuple[int, int] = (1, 1)) -> None:
     """x + alpha y (add, sub) or y - alpha x (rsub): variances add, weighted by alpha^2."""
 
-    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear")
+    def local(out: Moments, x: Any, y: Any, alpha: float = 1) -> Local:
+        first, second = (signs[0], alpha * signs[1]) if weigh_second else (alpha * signs[0], signs[1])
+        weighted = [(v, weight) for v, weight in ((x, first), (y, second)) if is_moments(v)]
+        if len(weighted) == 1 and weighted[0][0].shape == out.shape:
+            return Elementwise(None if weighted[0][1] == 1 else weighted[0][1])
+
+        def pull(cotangent: Tensor) -> list[Tensor]:
+            return [_gathered(cotangent, v.shape, weight) for v, weight in weighted]
+
+        return Linear(pull)
+
+    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", local=local)
     def propagate(x: Any, y: Any, alpha: float = 1) -> Moments:
         # torch keeps alpha positional for .Scalar overloads and keyword-only for .Tensor ones
         mean = op(mean_of(x), mean_of(y), alpha=alpha)
         first, second = variance_of(x), variance_of(y)
         weight = alpha * alpha
         variance = first + weight * second if weigh_second else weight * first + second
-        return Moments(mean, broadcast(variance, mean))
+        out = Moments(mean, broadcast(variance, mean))
+        if is_moments(x) != is_moments(y):
+            return affine(out, x if is_moments(x) else y, 1.0 if is_moments(x) == weigh_second else alpha)
+        return out
 
 
-for _op in (aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar):
+def _gathered(cotangent: Tensor, shape: torch.Size, weight: float) -> Tensor:
+    """Summed over what was broadcast."""
+    added = cotangent.dim() - 1 - len(shape)
+    wide = [d for d in range(len(shape)) if shape[d] == 1 and cotangent.shape[1 + added + d] != 1]
+    if wide:
+        cotangent = cotangent.sum([1 + added + d for d in wide], keepdim=True)
+    if added:
+        cotangent = cotangent.sum(list(range(1, 1 + added)))
+    return cotangent if weight == 1 else cotangent * weight
+
+
+for _op in (aten.add.Tensor, aten.add.Scalar):
     _sum(_op)
+for _op in (aten.sub.Tensor, aten.sub.Scalar):
+    _sum(_op, signs=(1, -1))
 for _op in (aten.rsub.Tensor, aten.rsub.Scalar):
-    _sum(_op, weigh_second=False)
+    _sum(_op, weigh_second=False, signs=(-1, 1))
 
 
 def _quotient(op: Any) -> None:
-    @rule(op, exactness=EXACT, reference="linear", refuses=only_random("self"))
+    def local(out: Moments, x: Moments, divisor: Any) -> Local:
+        return gain_or_map(propagate, out, 1 / divisor, x, divisor)
+
+    @rule(op, exactness=EXACT, reference="linear", refuses=only_random("self"), local=local)
     def propagate(x: Moments, divisor: Any) -> Moments:
         mean = op(x.mean, divisor)
-        return Moments(mean, op(x.variance, squared(divisor, mean.dtype)))
+        return affine(Moments(mean, op(x.variance, squared(divisor, mean.dtype))), x, 1 / divisor)
 
 
 _quotient(aten.div.Tensor)
 _quotient(aten.div.Scalar)
 
 
-@rule(aten.neg.default, exactness=EXACT, reference="linear")
+@rule(aten.neg.default, exactness=EXACT, reference="linear", local=lambda out, x: Elementwise(-1.0))
 def neg(x: Moments) -> Moments:
-    return Moments(-x.mean, x.variance)
+    return affine(Moments(-x.mean, x.variance), x, -1.0)

@@ -2,19 +2,157 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-from momentprop.rules.families import linear_map
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from momentprop.local import Linear
+from momentprop.moments import Moments
+from momentprop.neighbours import Neighbours, attach
+from momentprop.registry import EXACT_IF_UNCORRELATED, rule
+from momentprop.rules.families import linear_map, only_random, per_dimension
 
 aten = torch.ops.aten
+Sizes = int | list[int]
 
-linear_map(
+
+def _borders(padding: Any, kernel: list[int], dilation: list[int]) -> list[tuple[int, int]]:
+    """Zeros before and after the input along each dimension."""
+    if padding == "valid":
+        return [(0, 0)] * len(kernel)
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        return [(t // 2, t - t // 2) for t in total]
+    return [(p, p) for p in per_dimension(padding, len(kernel))]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """z_p = sum_u w_u x_{s p + d u - pad} with stride s and dilation d; pads before and after the input."""
+
+    stride: list[int]
+    pads: list[tuple[int, int]]
+    dilation: list[int]
+    groups: int
+
+    @staticmethod
+    def of(weight: Tensor, stride: Sizes, padding: Any, dilation: Sizes, groups: int) -> Geometry:
+        kernel = list(weight.shape[2:])
+        spread = per_dimension(dilation, len(kernel))
+        return Geometry(per_dimension(stride, len(kernel)), _borders(padding, kernel, spread), spread, groups)
+
+
+def _convolution(*ops: Any) -> None:
+    def local(
+        out: Moments,
+        x: Moments,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Sizes = 1,
+        padding: Any = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+    ) -> Linear:
+        geometry = Geometry.of(weight, stride, padding, dilation, groups)
+        return Linear(lambda cotangent: [_transposed(cotangent, x.mean, weight, geometry)])
+
+    def make(op: Any) -> Callable[..., Moments]:
+        def propagate(x: Moments, weight: Tensor, bias: Tensor | None = None, *given: Any) -> Moments:
+            mean = op(x.mean, weight, bias, *given)
+            variance = op(x.variance, weight * weight, None, *given)
+            rest = (1, 0, 1, 1)[len(given) :]
+            geometry = Geometry.of(weight, *given, *rest)
+            return attach(Moments(mean, variance), _neighbours(x.variance, weight, geometry))
+
+        return propagate
+
+    for op in ops:
+        rule(
+            op,
+            exactness=EXACT_IF_UNCORRELATED,
+            reference="paper, dense / convolution",
+            refuses=only_random(op._schema.arguments[0].name),
+            local=local,
+        )(make(op))
+
+
+def _transposed(cotangent: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """The cotangent [K, *out] of z as one of x, [K, *x.shape]; K joins the batch.
+
+    A convolution with flipped weights where the stride is 1, a transposed one elsewhere.
+    """
+    stride, pads, dilation, groups = geometry.stride, geometry.pads, geometry.dilation, geometry.groups
+    n = len(stride)
+    rows = cotangent.reshape(-1, *cotangent.shape[-n - 1 :])
+    reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+    if all(s == 1 for s in stride):
+        # w [out, in/g, *k] flipped, with outputs and inputs exchanged within each group
+        flipped = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(list(range(2, n + 2)))
+        before = [r - left for r, (left, _) in zip(reach, pads, strict=True)]
+        after = [r - right for r, (_, right) in zip(reach, pads, strict=True)]
+        if before != after or min(before) < 0:
+            rows = F.pad(rows, [w for a, b in zip(before[::-1], after[::-1], strict=True) for w in (a, b)])
+            before = [0] * n
+        back = aten.convolution.default(rows, flipped, None, stride, before, dilation, False, [0] * n, groups)
+    else:
+        # inputs beyond the last window have no influence: output_padding puts zeros there
+        sizes = [(o - 1) * s + r + 1 for o, s, r in zip(rows.shape[-n:], stride, reach, strict=True)]
+        left = [p for p, _ in pads]
+        missing = [size - (full - 2 * p) for size, full, p in zip(x.shape[-n:], sizes, left, strict=True)]
+        extra = [min(max(m, 0), s - 1) for m, s in zip(missing, stride, strict=True)]
+        back = aten.convolution.default(rows, weight, None, stride, left, dilation, True, extra, groups)
+        rest = [m - e for m, e in zip(missing, extra, strict=True)]
+        if any(rest):
+            back = F.pad(back, [w for r in rest[::-1] for w in (0, r)])
+    return back.reshape(cotangent.shape[0], *x.shape)
+
+
+def _neighbours(variance: Tensor, weight: Tensor, geometry: Geometry) -> Neighbours:
+    """Cov(z_p, z_{p+delta}) = sum_u w_u w_{u-e} V_{s p + d u - pad}, with e = s delta / d.
+
+    So it is a convolution of V once more, with the products of overlapping weights, strided so that it is
+    computed where it is asked for and nowhere else.
+    """
+    stride, pads, dilation = geometry.stride, geometry.pads, geometry.dilation
+    n = len(stride)
+
+    def told(start: list[int], step: list[int], count: list[Any], shift: list[int]) -> Tensor | None:
+        here, there = weight, weight
+        border, steps = [], []
+        for i in range(n):
+            offset, rest = divmod(stride[i] * shift[i], dilation[i])
+            size = weight.shape[2 + i] - abs(offset)
+            if rest or size <= 0:
+                return None  # they share no inputs
+            here = here.narrow(2 + i, max(offset, 0), size)
+            there = there.narrow(2 + i, max(-offset, 0), size)
+            left = pads[i][0] - stride[i] * start[i] - dilation[i] * max(offset, 0)
+            steps.append(stride[i] * step[i])
+            reach = (count[i] - 1) * steps[i] + dilation[i] * (size - 1) + 1
+            border.append((left, reach - left - variance.shape[i - n]))
+        padded = F.pad(variance, [w for pair in reversed(border) for w in pair])
+        return _convolve(n)(padded, here * there, None, steps, 0, dilation, geometry.groups)
+
+    return told
+
+
+def _convolve(n: int) -> Callable[..., Tensor]:
+    return (F.conv1d, F.conv2d, F.conv3d)[n - 1]
+
+
+_convolution(
     aten.conv1d.default,
     aten.conv1d.padding,
     aten.conv2d.default,
     aten.conv2d.padding,
     aten.conv3d.default,
     aten.conv3d.padding,
+)
+linear_map(
     aten.convolution.default,
     aten.conv_transpose1d.default,
     aten.conv_transpose2d.input,

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from momentprop.local import Elementwise, Linear, Local, residual, transposed
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
+from momentprop.neighbours import attach, scaled
 from momentprop.registry import EXACT, EXACT_IF_GAUSSIAN, EXACT_IF_UNCORRELATED, Refusal, rule
 
 
@@ -53,10 +55,35 @@ def rearrangement(*ops: OpOverload, values: int = 1, refuses: Refusal | None = N
     for op in ops:
         names = [a.name for a in op._schema.arguments[:values]]
         refusal = refuses or only_random(*names, "other")
-        rule(op, exactness=EXACT, reference="moves values", refuses=refusal)(make(op))
+        rule(op, exactness=EXACT, reference="moves values", refuses=refusal, acts="linear")(make(op))
 
 
-def linear_map(*ops: OpOverload, weight: int = 1, bias: int = 2) -> None:
+def reshape(*ops: OpOverload) -> None:
+    """Operators that keep the elements in row-major order: their transposed map is a reshape."""
+
+    def make(op: OpOverload) -> Callable[..., Moments]:
+        def propagate(x: Any, *args: Any, **kwargs: Any) -> Moments:
+            rest = [mean_of(a) for a in args]
+            return Moments(op(mean_of(x), *rest, **kwargs), op(variance_of(x), *rest, **kwargs))
+
+        return propagate
+
+    for op in ops:
+        refusal = only_random(op._schema.arguments[0].name, "other")
+        rule(op, exactness=EXACT, reference="moves values", refuses=refusal, local=same_order)(make(op))
+
+
+def same_order(out: Moments, x: Any, *args: Any, **kwargs: Any) -> Local:
+    if not is_moments(x):  # only what lends its shape is random
+        return Linear(lambda cotangent: [None])
+    if out.shape == x.shape:
+        return Elementwise()
+    return Linear(lambda cotangent: [cotangent.reshape(cotangent.shape[0], *x.shape)])
+
+
+def linear_map(
+    *ops: OpOverload, weight: int = 1, bias: int = 2, local: Callable[..., Local] | None = None
+) -> None:
     """y = W x + b: mean `W E + b`, variance `(W*W) V`; the arguments at `weight` and `bias` are W, b."""
 
     def make(op: OpOverload) -> Callable[..., Moments]:
@@ -74,6 +101,8 @@ def linear_map(*ops: OpOverload, weight: int = 1, bias: int = 2) -> None:
             exactness=EXACT_IF_UNCORRELATED,
             reference="paper, dense / convolution",
             refuses=only_random(op._schema.arguments[0].name),
+            acts="linear",
+            local=local,
         )(make(op))
 
 
@@ -89,20 +118,50 @@ def product(*ops: OpOverload) -> None:
         return propagate
 
     for op in ops:
-        rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", refuses=one_random)(make(op))
+        rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", refuses=one_random, acts="linear")(
+            make(op)
+        )
 
 
 def elementwise(
     op: OpOverload,
     moments: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    gain: Callable[[Tensor, Tensor], Tensor] | None = None,
     exactness: str = EXACT_IF_GAUSSIAN,
     reference: str = "",
 ) -> None:
-    """An activation of one argument, given by (mean, variance) -> (mean, variance)."""
+    """An activation of one argument, given by (mean, variance) -> (mean, variance).
 
-    @rule(op, exactness=exactness, reference=reference)
+    `gain` is the derivative of the output's mean by the input's; without it, it is found by differentiation.
+    """
+
+    def local(out: Moments, x: Moments) -> Elementwise:
+        assert gain is not None
+        g = gain(x.mean, x.variance)
+        return Elementwise(g, residual(out.variance, g, x.variance))
+
+    @rule(
+        op,
+        exactness=exactness,
+        reference=reference,
+        acts="elementwise",
+        local=None if gain is None else local,
+    )
     def propagate(x: Moments) -> Moments:
-        return Moments(*moments(x.mean, x.variance))
+        out = Moments(*moments(x.mean, x.variance))
+        return out if gain is None else attach(out, scaled(x, lambda: gain(x.mean, x.variance)))
+
+
+def affine(out: Moments, x: Moments, gain: Tensor | float) -> Moments:
+    """Give the output of gain * x + constant what x tells about its neighbours."""
+    same = out.shape == x.shape
+    return attach(out, scaled(x, lambda: gain)) if same else out
+
+
+def gain_or_map(rule_function: Callable[..., Any], out: Moments, gain: Any, *args: Any) -> Local:
+    """Multiplication by a constant: element by element, unless the random factor is broadcast."""
+    (x,) = [a for a in args if is_moments(a)]
+    return Elementwise(gain) if out.shape == x.shape else Linear(transposed(rule_function, args, {}))
 
 
 def shape_query(*ops: OpOverload) -> None:
@@ -130,6 +189,12 @@ def broadcast(variance: Any, mean: Tensor) -> Tensor:
     if not isinstance(variance, Tensor):
         return torch.full_like(mean, variance)
     return variance.to(mean.dtype).expand_as(mean)
+
+
+def per_dimension(value: Any, n: int) -> list[int]:
+    """One number for all n dimensions, or one for each."""
+    values = [value] if isinstance(value, int) else list(value)
+    return values * n if len(values) == 1 else values
 
 
 def squared(constant: Any, dtype: torch.dtype) -> Any:

@@ -5,14 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from momentprop.local import Linear
 from momentprop.moments import Moments, mean_of, variance_of
 from momentprop.registry import EXACT_IF_UNCORRELATED, rule
 from momentprop.rules.families import broadcast, linear_map, product
 
 aten = torch.ops.aten
 
-linear_map(aten.linear.default)
+
+def _dense(out: Moments, x: Moments, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    return Linear(lambda cotangent: [torch.matmul(cotangent, weight)])
+
+
+linear_map(aten.linear.default, local=_dense)
 product(aten.matmul.default, aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default)
 
 
@@ -24,7 +31,7 @@ def _refuses(_: Any, random: frozenset[str]) -> str | None:
 def _affine_product(op: Any, mm: Any) -> None:
     """beta x + alpha (A @ B), with at most one of A and B random."""
 
-    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", refuses=_refuses)
+    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", refuses=_refuses, acts="linear")
     def propagate(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Moments:
         mean = op(mean_of(x), mean_of(a), mean_of(b), beta=beta, alpha=alpha)
         variance = beta * beta * variance_of(x)

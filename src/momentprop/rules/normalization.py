@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from momentprop.local import Elementwise
 from momentprop.moments import Moments
 from momentprop.registry import EXACT, rule
-from momentprop.rules.families import only_random
+from momentprop.rules.families import affine, only_random
 
 aten = torch.ops.aten
 
@@ -24,14 +25,30 @@ def _refuses(arguments: Mapping[str, Any], random: frozenset[str]) -> str | None
     return only_random("input")(arguments, random)
 
 
-def _scaled(variance: Tensor, weight: Tensor | None, running_var: Tensor, eps: float) -> Tensor:
-    scale = 1 / (running_var + eps)
+def _scale(x: Tensor, weight: Tensor | None, running_var: Tensor, eps: float) -> Tensor:
+    """gamma / sqrt(running_var + eps), in the shape of a channel of x."""
+    scale = (running_var + eps).rsqrt()
     if weight is not None:
-        scale = weight * weight * scale
-    return variance * scale.reshape(-1, *[1] * (variance.dim() - 2))
+        scale = weight * scale
+    return scale.reshape(-1, *[1] * (x.dim() - 2))
 
 
-@rule(aten.batch_norm.default, exactness=EXACT, reference="affine", refuses=_refuses)
+def _local(
+    out: Moments,
+    x: Moments,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Elementwise:
+    return Elementwise(_scale(x.mean, weight, running_var, eps))
+
+
+@rule(aten.batch_norm.default, exactness=EXACT, reference="affine", refuses=_refuses, local=_local)
 def batch_norm(
     x: Moments,
     weight: Tensor | None,
@@ -46,4 +63,5 @@ def batch_norm(
     mean = aten.batch_norm.default(
         x.mean, weight, bias, running_mean, running_var, False, momentum, eps, cudnn_enabled
     )
-    return Moments(mean, _scaled(x.variance, weight, running_var, eps))
+    scale = _scale(x.mean, weight, running_var, eps)
+    return affine(Moments(mean, x.variance * (scale * scale)), x, scale)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
-from itertools import product
+from dataclasses import dataclass
+from itertools import combinations, product
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from momentprop.gaussian import max_moments
+from momentprop.gaussian import first_is_larger, max_moments
+from momentprop.local import Linear, transposed_map
 from momentprop.moments import Moments
+from momentprop.neighbours import neighbours_of
 from momentprop.registry import EXACT_IF_UNCORRELATED, rule
+from momentprop.rules.families import per_dimension
 
 aten = torch.ops.aten
 Sizes = int | list[int]
-
-
-def _per_dimension(value: Any, n: int) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value)
-    return values * n if len(values) == 1 else values
 
 
 def _output_size(size: int, kernel: int, stride: int, pad: int, dilation: int, ceil: bool) -> int:
@@ -32,64 +31,200 @@ def _output_size(size: int, kernel: int, stride: int, pad: int, dilation: int, c
     return count
 
 
-def _max_pool(n: int, op: Any) -> None:
-    """Max of each window: the max of two, folded from the window's last element to its first.
+@dataclass
+class Windows:
+    """The elements of all pooling windows of a tensor, one position in the window at a time.
 
-    Exact for two independent Gaussians; every further fold treats the running maximum as Gaussian.
-    The elements are taken in row-major order. Padding never wins: its mean is far below any value.
+    Channels last, and written out: so each element of the windows is contiguous memory. Arithmetic on
+    strided memory, eager or compiled, does not vectorise and costs several times as much as the copies.
+    (The dimension in front keeps compilers from taking four dimensions for channels first and transposing
+    them.)
     """
 
-    @rule(
-        op,
-        exactness="approximate: the maximum of two is taken as Gaussian for the next fold",
-        reference="paper, max pooling; Clark 1961",
-    )
-    def propagate(
-        x: Moments,
-        kernel_size: Sizes,
-        stride: Any = (),
-        padding: Sizes = 0,
-        dilation: Sizes = 1,
-        ceil_mode: bool = False,
-    ) -> Moments:
-        kernel = _per_dimension(kernel_size, n)
-        steps = _per_dimension(stride, n) or kernel
-        pads, spread = _per_dimension(padding, n), _per_dimension(dilation, n)
-        sizes = x.shape[-n:]
-        counts = [
-            _output_size(*window, ceil_mode)
-            for window in zip(sizes, kernel, steps, pads, spread, strict=True)
-        ]
-        # what the windows reach beyond the padded input on the right (ceil_mode)
+    kernel: list[int]
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    counts: list[Any]  # of windows, along each dimension
+    beyond: list[Any]  # what the windows reach beyond the padded input on the right (ceil_mode)
+
+    @staticmethod
+    def of(
+        sizes: Any, kernel_size: Sizes, stride: Any, padding: Sizes, dilation: Sizes, ceil: bool
+    ) -> Windows:
+        n = len(sizes)
+        kernel = per_dimension(kernel_size, n)
+        steps = per_dimension(stride, n) or kernel
+        pads, spread = per_dimension(padding, n), per_dimension(dilation, n)
+        counts = [_output_size(*w, ceil) for w in zip(sizes, kernel, steps, pads, spread, strict=True)]
         beyond = [
             max((c - 1) * s + d * (k - 1) + 1 - size - 2 * p, 0)
             for c, s, d, k, size, p in zip(counts, steps, spread, kernel, sizes, pads, strict=True)
         ]
-        mean, variance = x.mean, x.variance
-        if any(pads) or any(beyond):
-            border = [w for p, b in zip(pads[::-1], beyond[::-1], strict=True) for w in (p, p + b)]
-            mean = F.pad(mean, border, value=torch.finfo(mean.dtype).min / 2)
-            variance = F.pad(variance, border)
+        return Windows(kernel, steps, pads, spread, counts, beyond)
 
-        # Channels last, and written out before and after: so each element of the windows is contiguous
-        # memory. Arithmetic on strided memory, eager or compiled, does not vectorise and costs several
-        # times as much as these copies. (The dimension in front keeps compilers from taking four dimensions
-        # for channels first and transposing them.)
-        mean, variance = torch.stack([v.movedim(-1 - n, -1)[None] for v in (mean, variance)])
+    @property
+    def positions(self) -> list[tuple[int, ...]]:
+        """In the window, row by row."""
+        return list(product(*map(range, self.kernel)))
 
-        def element(values: Tensor, offset: tuple[int, ...]) -> Tensor:
-            """One element of every window."""
-            for d, (start, step, count) in enumerate(zip(offset, steps, counts, strict=True)):
-                first = start * spread[d]
-                values = aten.slice.Tensor(values, d - n - 1, first, first + (count - 1) * step + 1, step)
-            return values
+    @property
+    def tile(self) -> bool:
+        """Whether every element of the input lies in at most one window, and windows inside the input."""
+        inside = not any(self.padding) and not any(self.beyond)
+        return inside and self.kernel == self.stride and all(d == 1 for d in self.dilation)
 
-        offsets = list(product(*map(range, kernel)))
-        best_mean, best_variance = element(mean, offsets[-1]), element(variance, offsets[-1])
-        for offset in reversed(offsets[:-1]):
-            new = element(mean, offset), element(variance, offset)
-            best_mean, best_variance = torch.stack(max_moments(*new, best_mean, best_variance))
-        return Moments(*(v.movedim(-1, -1 - n)[0] for v in (best_mean, best_variance)))
+    def open(self, *values: Tensor, fill: tuple[float, ...]) -> Tensor:
+        """Tensors stacked, padded with their fill values, channels last."""
+        n = len(self.kernel)
+        border = [w for p, b in zip(self.padding[::-1], self.beyond[::-1], strict=True) for w in (p, p + b)]
+        if any(border):
+            values = tuple(F.pad(v, border, value=f) for v, f in zip(values, fill, strict=True))
+        return torch.stack([v.movedim(-1 - n, -1)[None] for v in values])
+
+    def element(self, opened: Tensor, position: tuple[int, ...]) -> Tensor:
+        """One element of every window."""
+        n = len(position)
+        for d, (start, step, count) in enumerate(zip(position, self.stride, self.counts, strict=True)):
+            first = start * self.dilation[d]
+            opened = aten.slice.Tensor(opened, d - n - 1, first, first + (count - 1) * step + 1, step)
+        return opened
+
+    def close(self, values: Tensor) -> Tensor:
+        """Back from channels last."""
+        return values.movedim(-1, -1 - len(self.kernel))[0]
+
+    def covariance(self, x: Moments, first: tuple[int, ...], second: tuple[int, ...]) -> Tensor | None:
+        """Between two elements of every window, where x tells; None stands for zero."""
+        neighbours, n = neighbours_of(x), len(self.kernel)
+        if neighbours is None:
+            return None
+        if any(self.padding) or any(self.beyond):
+            return None  # windows hang over the border
+        start = [d * a for d, a in zip(self.dilation, first, strict=True)]
+        shift = [d * (b - a) for d, a, b in zip(self.dilation, first, second, strict=True)]
+        told = neighbours(start, self.stride, self.counts, shift)
+        return None if told is None else told.movedim(-1 - n, -1)[None]
+
+
+@dataclass(eq=False, repr=False)
+class Pooled(Moments):
+    """Maxima of windows, with what the adjoint needs."""
+
+    windows: Any = None
+    weights: Any = None  # position -> probability that the maximum is this element
+    explained: Any = None  # variance of the weighted sum of the elements
+
+
+def _fold(x: Moments, windows: Windows, correlated: bool) -> Pooled:
+    """Max of each window: the max of two, folded from the window's last element to its first.
+
+    Exact for two Gaussians; every further fold treats the running maximum as Gaussian. Its covariance with
+    the elements still to come follows from Cov(max(X1, X2), Z) = Phi(a) Cov(X1, Z) + Phi(-a) Cov(X2, Z).
+    Padding never wins: its mean is far below any value.
+    """
+    lowest = torch.finfo(x.dtype).min / 2
+    opened = windows.open(x.mean, x.variance, fill=(lowest, 0.0))
+    positions = windows.positions
+    elements = {p: windows.element(opened, p) for p in positions}
+    covariances: dict[frozenset[Any], Tensor | None] = {}
+    if correlated and neighbours_of(x) is not None:
+        for first, second in combinations(positions, 2):
+            covariances[frozenset((first, second))] = windows.covariance(x, first, second)
+
+    def between(first: Any, second: Any) -> Tensor | None:
+        return covariances.get(frozenset((first, second)))
+
+    best_mean, best_variance = elements[positions[-1]]
+    weights: dict[Any, Any] = {positions[-1]: 1.0}
+    shared = {p: between(positions[-1], p) for p in positions[:-1]}  # running maximum and p
+    for position in reversed(positions[:-1]):
+        arguments = (*elements[position], best_mean, best_variance, shared.pop(position))
+        wins = first_is_larger(*arguments)
+        best_mean, best_variance = torch.stack(max_moments(*arguments))
+        weights = {p: w * (1 - wins) for p, w in weights.items()} | {position: wins}
+        shared = {p: _mixed(wins, between(position, p), old) for p, old in shared.items()}
+
+    def explained() -> Tensor:
+        total = sum(w * w * elements[p][1] for p, w in weights.items())
+        for pair, covariance in covariances.items():
+            if covariance is not None:
+                first, second = pair
+                total = total + 2 * weights[first] * weights[second] * covariance
+        return total
+
+    return Pooled(
+        windows.close(best_mean), windows.close(best_variance), None, None, windows, weights, explained
+    )
+
+
+def _mixed(weight: Tensor, first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    if first is None:
+        return None if second is None else (1 - weight) * second
+    return weight * first if second is None else weight * (first - second) + second
+
+
+def _max_pool_local(out: Pooled, x: Moments, *_: Any) -> Linear:
+    """To first order the maximum is the sum of its elements, weighted by their chance to be it."""
+    windows, weights = out.windows, out.weights
+    variance = out.variance
+    noise = (variance - windows.close(out.explained())).clamp_min(0)
+    n = len(windows.kernel)
+    rows = [windows.close(w.expand(variance.movedim(-1 - n, -1)[None].shape)) for w in weights.values()]
+    gains = dict(zip(weights, torch.stack(rows), strict=True))
+    if windows.tile:
+        return Linear(lambda cotangent: [_unpooled(cotangent, x.mean, windows, gains)], noise)
+
+    def weighted_sum(values: Tensor) -> Tensor:
+        opened = windows.open(values, fill=(0.0,))[0]
+        total: Any = sum(windows.element(opened, p) * w for p, w in weights.items())
+        return windows.close(total)
+
+    return Linear(transposed_map(weighted_sum, x.mean), noise)
+
+
+def _unpooled(cotangent: Tensor, x: Tensor, windows: Windows, gains: dict[Any, Tensor]) -> Tensor:
+    """The transposed map where windows tile the input: every element takes its window's cotangent."""
+    n = len(windows.kernel)
+    lead = cotangent.dim() - n
+    # [K, ..., count_1, kernel_1, count_2, kernel_2, ...]
+    shape = list(cotangent.shape[:lead])
+    wide = cotangent
+    for d in range(n):
+        wide = wide.unsqueeze(lead + 2 * d + 1)
+    stacked = torch.stack(list(gains.values()), -1).unflatten(-1, windows.kernel)
+    order = list(range(lead - 1))
+    for d in range(n):
+        order += [lead - 1 + d, lead - 1 + n + d]
+    full = (wide * stacked.permute(order)).reshape(
+        *shape, *[c * k for c, k in zip(windows.counts, windows.kernel, strict=True)]
+    )
+    missing = [size - c * k for size, c, k in zip(x.shape[-n:], windows.counts, windows.kernel, strict=True)]
+    return F.pad(full, [w for m in missing[::-1] for w in (0, m)]) if any(missing) else full
+
+
+def _max_pool(n: int, op: Any) -> None:
+    def with_fidelity(fidelity: str | None) -> None:
+        @rule(
+            op,
+            fidelity=fidelity,
+            exactness="approximate: the maximum of two is taken as Gaussian for the next fold",
+            reference="paper, max pooling; Clark 1961",
+            local=_max_pool_local,
+        )
+        def propagate(
+            x: Moments,
+            kernel_size: Sizes,
+            stride: Any = (),
+            padding: Sizes = 0,
+            dilation: Sizes = 1,
+            ceil_mode: bool = False,
+        ) -> Moments:
+            windows = Windows.of(x.shape[-n:], kernel_size, stride, padding, dilation, ceil_mode)
+            return _fold(x, windows, correlated=fidelity != "paper")
+
+    with_fidelity("paper")  # elements of a window are independent
+    with_fidelity(None)  # with the covariance that convolutions tell
 
 
 _max_pool(1, aten.max_pool1d.default)
@@ -105,7 +240,7 @@ def _avg_pool(n: int, op: Any) -> None:
     (elements inside) / m.
     """
 
-    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear")
+    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", acts="linear")
     def propagate(
         x: Moments,
         kernel_size: Sizes,
@@ -123,8 +258,8 @@ def _avg_pool(n: int, op: Any) -> None:
         divisor: Tensor | int
         if divisor_override is not None:
             divisor = divisor_override
-        elif not ceil_mode and (count_include_pad or not any(_per_dimension(padding, n))):
-            divisor = math.prod(_per_dimension(kernel_size, n))
+        elif not ceil_mode and (count_include_pad or not any(per_dimension(padding, n))):
+            divisor = math.prod(per_dimension(kernel_size, n))
         else:
             ones = x.mean.new_ones(1, *x.shape[-n:])
             inside = _count_inside(ones, n, kernel_size, stride, padding, ceil_mode)
@@ -136,13 +271,13 @@ def _count_inside(
     ones: Tensor, n: int, kernel_size: Sizes, stride: Any, padding: Sizes, ceil_mode: bool
 ) -> Tensor:
     """How many elements of each window lie inside the input: sum pooling of ones, [1, spatial dims]."""
-    kernel = _per_dimension(kernel_size, n)
+    kernel = per_dimension(kernel_size, n)
     if n == 3:
         return F.avg_pool3d(ones, kernel, stride or None, padding, ceil_mode, True, 1)
     if n == 2:
         return F.avg_pool2d(ones, kernel, stride or None, padding, ceil_mode, True, 1)
-    steps = (_per_dimension(stride, n) or kernel)[0]
-    pad = _per_dimension(padding, n)[0]
+    steps = (per_dimension(stride, n) or kernel)[0]
+    pad = per_dimension(padding, n)[0]
     return F.avg_pool2d(ones[:, None], (1, kernel[0]), (1, steps), (0, pad), ceil_mode, True, 1)[:, 0]
 
 
@@ -154,7 +289,7 @@ _avg_pool(3, aten.avg_pool3d.default)
 def _adaptive_avg_pool(n: int, op: Any) -> None:
     """Average of windows [floor(i L / O), ceil((i+1) L / O)): variance avg(V) / (window size)."""
 
-    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear")
+    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", acts="linear")
     def propagate(x: Moments, output_size: Sizes) -> Moments:
         mean, variance = op(x.mean, output_size), op(x.variance, output_size)
         for dim in range(-n, 0):

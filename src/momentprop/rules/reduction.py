@@ -17,6 +17,7 @@ aten = torch.ops.aten
     aten.sum.dim_IntList,
     exactness=EXACT_IF_UNCORRELATED,
     reference="linear",
+    acts="linear",
 )
 def sum_(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Moments:
     """Variance: the sum of the variances."""
@@ -25,7 +26,7 @@ def sum_(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: Any = Non
     )
 
 
-@rule(aten.mean.default, aten.mean.dim, exactness=EXACT_IF_UNCORRELATED, reference="linear")
+@rule(aten.mean.default, aten.mean.dim, exactness=EXACT_IF_UNCORRELATED, reference="linear", acts="linear")
 def mean(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Moments:
     """Variance: the mean of the variances, divided by the number of elements."""
     out = torch.mean(x.mean, dim, keepdim, dtype=dtype)
@@ -38,12 +39,12 @@ def mean(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: Any = Non
     return Moments(out, torch.mean(x.variance, dim, keepdim, dtype=dtype) / count)
 
 
-@rule(aten.col2im.default, exactness=EXACT_IF_UNCORRELATED, reference="linear")
+@rule(aten.col2im.default, exactness=EXACT_IF_UNCORRELATED, reference="linear", acts="linear")
 def col2im(x: Moments, *sizes: Any) -> Moments:
     """F.fold: overlapping blocks add up, and so do their variances."""
     return Moments(aten.col2im.default(x.mean, *sizes), aten.col2im.default(x.variance, *sizes))
 
 
-@rule(aten.cumsum.default, exactness=EXACT_IF_UNCORRELATED, reference="linear")
+@rule(aten.cumsum.default, exactness=EXACT_IF_UNCORRELATED, reference="linear", acts="linear")
 def cumsum(x: Moments, dim: int, *, dtype: Any = None) -> Moments:
     return Moments(torch.cumsum(x.mean, dim, dtype=dtype), torch.cumsum(x.variance, dim, dtype=dtype))

@@ -10,35 +10,39 @@ from torch import Tensor
 
 from momentprop.moments import Moments, mean_of, variance_of
 from momentprop.registry import EXACT, rule
-from momentprop.rules.families import only_random, rearrangement, shape_query
+from momentprop.rules.families import only_random, rearrangement, reshape, same_order, shape_query
 
 aten = torch.ops.aten
 
-# the same elements in another shape or order
-rearrangement(
+# the same elements in the same order
+reshape(
     aten.alias.default,
-    aten.channel_shuffle.default,
     aten.clone.default,
     aten.contiguous.default,
     aten.detach.default,
     aten.flatten.using_ints,
-    aten.flip.default,
     aten.lift_fresh_copy.default,
+    aten.reshape.default,
+    aten.reshape_as.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.unflatten.int,
+    aten.unsqueeze.default,
+)
+
+# the same elements in another order
+rearrangement(
+    aten.channel_shuffle.default,
+    aten.flip.default,
     aten.movedim.int,
     aten.movedim.intlist,
     aten.permute.default,
     aten.pixel_shuffle.default,
     aten.pixel_unshuffle.default,
-    aten.reshape.default,
-    aten.reshape_as.default,
     aten.roll.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
     aten.t.default,
     aten.transpose.int,
-    aten.unflatten.int,
-    aten.unsqueeze.default,
 )
 
 # the same elements, some several times
@@ -130,25 +134,27 @@ shape_query(
 
 
 # Rules may leave other strides than the traced operators did, so a view is a reshape here.
-@rule(aten.view.default, aten._unsafe_view.default, exactness=EXACT, reference="moves values")
+@rule(
+    aten.view.default, aten._unsafe_view.default, exactness=EXACT, reference="moves values", local=same_order
+)
 def view(x: Moments, size: list[int]) -> Moments:
     return Moments(x.mean.reshape(size), x.variance.reshape(size))
 
 
-@rule(aten.view_as.default, exactness=EXACT, reference="moves values")
+@rule(aten.view_as.default, exactness=EXACT, reference="moves values", local=same_order)
 def view_as(x: Any, other: Any) -> Moments:
     size = mean_of(other).shape
     return Moments(mean_of(x).reshape(size), variance_of(x).reshape(size))
 
 
-@rule(aten.pad.default, exactness=EXACT, reference="moves values")
+@rule(aten.pad.default, exactness=EXACT, reference="moves values", acts="linear")
 def pad(x: Moments, padding: list[int], mode: str = "constant", value: float | None = None) -> Moments:
     """Constant padding puts its value into the mean and zero into the variance."""
     variance = aten.pad.default(x.variance, padding, mode)
     return Moments(aten.pad.default(x.mean, padding, mode, value), variance)
 
 
-@rule(aten.constant_pad_nd.default, exactness=EXACT, reference="moves values")
+@rule(aten.constant_pad_nd.default, exactness=EXACT, reference="moves values", acts="linear")
 def constant_pad_nd(x: Moments, padding: list[int], value: float = 0) -> Moments:
     return Moments(
         aten.constant_pad_nd.default(x.mean, padding, value),
@@ -161,6 +167,7 @@ def constant_pad_nd(x: Moments, padding: list[int], value: float = 0) -> Moments
     aten.masked_fill.Tensor,
     exactness=EXACT,
     reference="moves values",
+    acts="linear",
     refuses=only_random("self"),
 )
 def masked_fill(x: Moments, mask: Tensor, value: Any) -> Moments:
@@ -173,6 +180,7 @@ def masked_fill(x: Moments, mask: Tensor, value: Any) -> Moments:
     aten.where.ScalarSelf,
     exactness=EXACT,
     reference="moves values",
+    acts="linear",
     refuses=only_random("self", "other"),
 )
 def where(condition: Tensor, x: Any, y: Any) -> Moments:
@@ -181,7 +189,7 @@ def where(condition: Tensor, x: Any, y: Any) -> Moments:
     return Moments(mean, torch.where(condition, variance_of(x), variance_of(y)).to(mean.dtype))
 
 
-@rule(aten.copy.default, exactness=EXACT, reference="moves values")
+@rule(aten.copy.default, exactness=EXACT, reference="moves values", acts="linear")
 def copy(x: Any, source: Any, non_blocking: bool = False) -> Any:
     """The source in the shape and type of x, whose values are overwritten."""
     target = mean_of(x)

@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from momentprop.gaussian import log_normal_cdf
+from momentprop.local import Linear
 from momentprop.moments import Moments
 from momentprop.registry import rule
 
@@ -93,6 +94,29 @@ def _log_spread(log_p: Tensor, variance: Tensor) -> Tensor:
     return torch.expm1(log_p).square() * variance + others
 
 
+def _softmax_local(out: Moments, x: Moments, dim: int, dtype: torch.dtype | None = None) -> Linear:
+    """Jacobian p_k (d_kj - p_j), at the mean probabilities."""
+    p, dim = out.mean, dim % out.mean.dim()
+
+    def pull(cotangent: Tensor) -> list[Tensor]:
+        weighted = cotangent * p
+        return [(weighted - p * weighted.sum(dim + 1, keepdim=True)).to(x.dtype)]
+
+    return Linear(pull)
+
+
+def _log_softmax_local(out: Moments, x: Moments, dim: int, dtype: torch.dtype | None = None) -> Linear:
+    """Jacobian d_kj - p_j, at the probabilities that the mean logits give."""
+    mean, variance = _prepare(x, dim, dtype)
+    p = _log_probabilities(mean, variance, _log_odds_logistic).exp().movedim(-1, dim)
+    dim = dim % p.dim()
+
+    def pull(cotangent: Tensor) -> list[Tensor]:
+        return [(cotangent - p * cotangent.sum(dim + 1, keepdim=True)).to(x.dtype)]
+
+    return Linear(pull)
+
+
 def _softmax_rule(fidelity: str | None, log_odds: Any) -> None:
     approximation = "probit" if fidelity == "paper" else "logistic"
 
@@ -101,6 +125,7 @@ def _softmax_rule(fidelity: str | None, log_odds: Any) -> None:
         fidelity=fidelity,
         exactness=f"approximate: {approximation}, independent logits; variance to first order, bounded",
         reference="paper, softmax; Daunizeau 2017",
+        local=_softmax_local,
     )
     def softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Moments:
         mean, variance = _prepare(x, dim, dtype)
@@ -121,6 +146,7 @@ _softmax_rule(None, _log_odds_logistic)
     aten.log_softmax.int,
     exactness="approximate: second order, independent logits; variance to first order",
     reference="delta method",
+    local=_log_softmax_local,
 )
 def log_softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Moments:
     mean, variance = _prepare(x, dim, dtype)

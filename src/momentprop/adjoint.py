@@ -1,0 +1,272 @@
+"""The backward sweep: the outputs' covariance, as a sum over all sources of noise.
+
+To first order (local.py) the network is made of linear maps, gains and independent sources of noise. With
+J_s = d(outputs) / d(source s),
+
+    Cov(outputs) = sum over s of  J_s diag(noise_s) J_s^T.
+
+The forward sweep computes moments and remembers, for every operator, its transposed map and its noise. The
+backward sweep carries one cotangent per output from the outputs to the sources, all of them at once as
+a tensor [K, *shape], and adds up. Two paths from one source add in J_s before it is squared: residual
+connections, concatenation, shared weights and overlapping windows need no care.
+
+Operators that act element by element are merged on the way: gains multiply, noises add up, and the sweep
+back meets one step where the network has batch norm, ReLU and dropout in a row.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from momentprop.errors import CovarianceError
+from momentprop.gaussian import safe_sqrt
+from momentprop.local import Elementwise, Linear, Local
+from momentprop.moments import Moments, is_moments
+from momentprop.registry import RULES, Rule
+from momentprop.samples import Layout
+from momentprop.selection import Selection
+from momentprop.trace import Trace, place_of
+
+Cotangent = Any  # a tensor [K, *shape]; for a value that is a list, {position: tensor}
+
+
+@dataclass
+class _Pending:
+    """A value as gain * root + noise, not yet a step of its own; without a root it is noise alone."""
+
+    root: str | None
+    gain: Any = None
+    noise: Tensor | None = None
+
+    def then(self, local: Elementwise) -> _Pending:
+        noise = self.noise
+        if noise is not None and local.gain is not None:
+            noise = local.gain * local.gain * noise
+        if local.noise is not None:
+            noise = local.noise if noise is None else noise + local.noise
+        gain = None if self.root is None else _times(self.gain, local.gain)
+        return _Pending(self.root, gain, noise)
+
+
+@dataclass
+class _Step:
+    """The value `out` to first order: a linear map of the values `inputs`, plus noise."""
+
+    out: str
+    inputs: list[str]
+    local: Linear
+    length: int | None = None  # of a value that is a list
+
+
+class Tape:
+    """What the forward sweep leaves for the backward sweep. Values go by the names of their nodes."""
+
+    def __init__(self) -> None:
+        self.pending: dict[str, _Pending] = {}
+        self.steps: list[_Step] = []
+
+    def record(self, name: str, inputs: list[str], local: Local, shared: bool, length: int | None) -> None:
+        """A new value, computed from these random ones."""
+        if isinstance(local, Elementwise):
+            before = self.pending[inputs[0]] if inputs else _Pending(None)
+            self.pending[name] = before.then(local)
+            if shared:
+                self.settle(name)
+            return
+        for value in inputs:
+            self.settle(value)
+        self.steps.append(_Step(name, inputs, local, length))
+        self.pending[name] = _Pending(name)
+
+    def settle(self, name: str) -> None:
+        """Make a step of a value that several operators use, or that a linear map takes."""
+        value = self.pending[name]
+        if value.root == name:
+            return
+        gain = value.gain
+        inputs = [] if value.root is None else [value.root]
+        local = Linear(lambda cotangent: [_times(cotangent, gain)], value.noise)
+        self.steps.append(_Step(name, inputs, local))
+        self.pending[name] = _Pending(name)
+
+    def covariance(self, seeds: dict[str, Tensor], layouts: Mapping[str, Layout], batch: Any) -> Tensor:
+        """[batch, K, K], from the cotangents [K, *shape] of the outputs."""
+        cotangents: dict[str, Cotangent] = dict(seeds)
+        total: Any = 0.0
+        for step in reversed(self.steps):
+            cotangent = cotangents.pop(step.out, None)
+            if cotangent is None:
+                continue  # no output depends on it
+            local = step.local
+            if local.noise is not None:
+                total = total + _scattered(cotangent, local.noise, layouts[step.out], batch)
+            if local.spread is not None:
+                total = total + _outer(layouts[step.out].split(local.spread(cotangent), batch))
+            if step.length is not None:
+                cotangent = [cotangent.get(i) for i in range(step.length)]
+            if step.inputs:
+                for name, pulled in zip(step.inputs, local.pull(cotangent), strict=False):
+                    if pulled is not None:
+                        cotangents[name] = _plus(cotangents.get(name), pulled)
+        return (total + total.mT) / 2
+
+
+def _scattered(cotangent: Tensor, noise: Tensor, layout: Layout, batch: Any) -> Tensor:
+    """sum over elements of c_k noise c_l, per sample."""
+    if cotangent.shape[0] == 1:
+        return layout.split(cotangent * cotangent * noise, batch).sum(-1, keepdim=True)
+    return _outer(layout.split(cotangent * safe_sqrt(noise), batch))
+
+
+def _outer(rows: Tensor) -> Tensor:
+    return torch.bmm(rows, rows.mT)
+
+
+def _times(first: Any, second: Any) -> Any:
+    if first is None or second is None:
+        return second if first is None else first
+    return first * second
+
+
+def _plus(first: Cotangent | None, second: Cotangent) -> Cotangent:
+    if first is None:
+        return second
+    if isinstance(second, dict):
+        return first | {i: _plus(first.get(i), c) for i, c in second.items()}
+    return first + second
+
+
+@dataclass(frozen=True)
+class _Ref:
+    """Stands for the value of a node."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A node of the graph, as the forward sweep needs it."""
+
+    name: str
+    target: Callable[..., Any]  # a rule, or a function of plain values
+    leaves: list[Any]  # of its arguments, with _Ref in place of nodes
+    spec: pytree.TreeSpec
+    shared: bool  # several operators use it
+
+
+class TwoSweeps(nn.Module):
+    """A program like that of propagate.py, program(*state, *inputs) -> flat outputs, with covariances."""
+
+    def __init__(self, trace: Trace, layouts: Mapping[fx.Node, Layout], selection: Selection) -> None:
+        super().__init__()
+        self.layouts = {node.name: layout for node, layout in layouts.items()}
+        self.selection = selection
+        nodes = list(trace.graph.nodes)
+        self.placeholders = [n.name for n in nodes if n.op == "placeholder"]
+        self.outputs = [_Ref(v.name) if isinstance(v, fx.Node) else v for v in nodes[-1].args[0]]
+        self.calls = [_call(node, trace.root) for node in nodes if node.op in _CALLS]
+        self.n_outputs = 0
+
+    def check(self, random: set[fx.Node]) -> None:
+        """Every random value must consist of samples."""
+        mixed = [node for node in random if node.name not in self.layouts]
+        if mixed:
+            first = min(mixed, key=list(mixed[0].graph.nodes).index)
+            raise CovarianceError(
+                "the covariance of one sample's outputs is not defined where samples of the batch share "
+                f"noise or influence each other, or where the batch size is fixed:\n  {place_of(first)}"
+            )
+        names = {node.name for node in random}
+        outputs = [v.name for v in self.outputs if isinstance(v, _Ref) and v.name in names]
+        self.n_outputs = sum(self.selection.count(self.layouts[name].size) for name in outputs)
+
+    def forward(self, *values: Any) -> list[Any]:
+        env = dict(zip(self.placeholders, values, strict=True))
+        tape = Tape()
+        for name, value in env.items():
+            if is_moments(value):
+                tape.record(name, [], Elementwise(noise=value.variance), True, None)
+        for call in self.calls:
+            leaves = [env[v.name] if isinstance(v, _Ref) else v for v in call.leaves]
+            args, kwargs = pytree.tree_unflatten(leaves, call.spec)
+            out = env[call.name] = call.target(*args, **kwargs)
+            first = out[0] if isinstance(out, (list, tuple)) and len(out) else out
+            if not is_moments(first):
+                continue
+            inputs = [v.name for v in call.leaves if isinstance(v, _Ref) and _is_random(env[v.name])]
+            local = self._linearize(call, out, args, kwargs)
+            length = None if first is out else len(out)
+            tape.record(call.name, inputs, local, call.shared, length)
+        outputs = [env[v.name] if isinstance(v, _Ref) else v for v in self.outputs]
+        names = [v.name if isinstance(v, _Ref) else "" for v in self.outputs]
+        return _with_covariance(outputs, names, tape, self.layouts, self.selection)
+
+    def _linearize(self, call: _Call, out: Any, args: Any, kwargs: Any) -> Local:
+        if isinstance(call.target, Rule):
+            return call.target.linearize(out, args, kwargs)
+        assert call.target is operator.getitem
+        return Linear(lambda cotangent: [{args[1]: cotangent}])
+
+
+_CALLS = ("call_function", "get_attr")
+
+
+def _call(node: fx.Node, root: nn.Module) -> _Call:
+    if node.op == "get_attr":
+        value = getattr(root, str(node.target))
+        return _Call(node.name, lambda: value, *pytree.tree_flatten(((), {})), False)
+    target: Any = RULES.find(node.target, "accurate") or node.target
+    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+    leaves = [_Ref(v.name) if isinstance(v, fx.Node) else v for v in leaves]
+    return _Call(node.name, target, leaves, spec, len(node.users) > 1)
+
+
+def _is_random(value: Any) -> bool:
+    return is_moments(value) or (isinstance(value, (list, tuple)) and any(map(is_moments, value)))
+
+
+def _with_covariance(
+    outputs: list[Any], names: list[str], tape: Tape, layouts: Mapping[str, Layout], selection: Selection
+) -> list[Any]:
+    """The outputs with covariances; all of them are swept together."""
+    random = {name: out for name, out in zip(names, outputs, strict=True) if is_moments(out)}
+    if not random:
+        return outputs
+    chosen = {name: selection.of(out, layouts[name]) for name, out in random.items()}
+    rows = [seeds.shape[0] for seeds, _ in chosen.values()]
+    seeds, start = {}, 0
+    for (name, (block, _)), count in zip(chosen.items(), rows, strict=True):
+        tape.settle(name)
+        seeds[name] = block
+        if len(rows) > 1:
+            above, below = (
+                block.new_zeros(start, *block.shape[1:]),
+                block.new_zeros(sum(rows) - start - count, *block.shape[1:]),
+            )
+            seeds[name] = torch.cat([above, block, below])
+        start += count
+    first = next(iter(random))
+    total = tape.covariance(seeds, layouts, layouts[first].batch_of(random[first].mean))
+    blocks, start = {}, 0
+    for (name, (_, indices)), count in zip(chosen.items(), rows, strict=True):
+        blocks[name] = (total[:, start : start + count, start : start + count], indices)
+        start += count
+    return [
+        _completed(out, *blocks[name], layouts[name]) if name in blocks and is_moments(out) else out
+        for name, out in zip(names, outputs, strict=True)
+    ]
+
+
+def _completed(out: Moments, covariance: Tensor, indices: Tensor | None, layout: Layout) -> Moments:
+    """The forward sweep's variance gives way to the covariance's diagonal."""
+    diagonal = covariance.diagonal(dim1=1, dim2=2)
+    if indices is not None:
+        diagonal = layout.samples(out.variance).scatter(1, indices, diagonal)
+    return Moments(out.mean, layout.restored(diagonal, out.mean), covariance, indices)
