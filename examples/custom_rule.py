@@ -16,6 +16,7 @@ import momentprop as mp
     torch.ops.aten.sin.default,
     exactness="exact for Gaussian inputs",
     reference="characteristic function",
+    elementwise=True,
     override=True,
 )
 def sin(x: mp.Moments) -> mp.Moments:

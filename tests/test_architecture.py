@@ -30,6 +30,7 @@ ORDER = [
     "coverage",
     "decompose",
     "propagate",
+    "derive",
     "adjoint",
     "convert",
     "sampler",

@@ -39,7 +39,7 @@ class TestBatches:
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 return F.dropout(x, 0.5, self.training).view(4, 6)
 
-        bnn = mp.convert(Fixed(), torch.zeros(4, 2, 3))
+        bnn = mp.convert(Fixed(), torch.zeros(4, 2, 3), fidelity="fast")
         assert bnn(torch.zeros(4, 2, 3)).shape == (4, 6)
         with pytest.raises(mp.InputError, match=r"must have shape \[4, 2, 3\], not \[5, 2, 3\]"):
             bnn(torch.zeros(5, 2, 3))
@@ -297,7 +297,9 @@ class TestTracing:
 
         x = torch.ones(1, 2000)
         for model in (Functional().eval(), Functional().train()):
-            torch.testing.assert_close(mp.convert(model, x)(x).variance, torch.ones(1, 2000))
+            torch.testing.assert_close(
+                mp.convert(model, x, fidelity="paper")(x).variance, torch.ones(1, 2000)
+            )
 
     def test_everything_before_the_first_dropout_is_deterministic(self) -> None:
         model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.LayerNorm(4), nn.Dropout(0.5))
@@ -401,7 +403,7 @@ class TestTracing:
             def forward(self, x):
                 return F.dropout(x, 0.5, self.training).view(x.size(0), -1).softmax(0)
 
-        bnn = mp.convert(Flattens(), torch.zeros(2, 3, 4))
+        bnn = mp.convert(Flattens(), torch.zeros(2, 3, 4), fidelity="fast")
         assert bnn(torch.zeros(0, 3, 4)).shape == (0, 12)
 
     def test_dataclass_fields_that_init_does_not_take(self) -> None:

@@ -65,7 +65,7 @@ def test_standard_errors_are_honest() -> None:
     """Over many seeds the mean's deviation, in standard errors, has spread one."""
     model = nn.Sequential(nn.Dropout(0.4), nn.Linear(8, 1, bias=False)).double()
     x = torch.ones(1, 8, dtype=torch.float64)
-    bnn = mp.convert(model, x)
+    bnn = mp.convert(model, x, fidelity="fast")
     truth = bnn(x)  # one linear layer: exact
     z = torch.stack(
         [
@@ -244,7 +244,7 @@ def test_memory_stays_bounded(noise: str) -> None:
         x: Tensor | mp.Moments = torch.randn(1, 10)
     else:
         model, x = nn.Linear(20_000, 4), mp.Moments(torch.randn(8, 20_000), 0.1)
-    bnn = mp.convert(model, x)
+    bnn = mp.convert(model, x, fidelity="fast")
     with Watching():
         mp.monte_carlo(bnn, x, n_samples=100, keep_samples=False)
     assert largest <= 2**21

@@ -17,7 +17,7 @@ back meets one step where the network has batch norm, ReLU and dropout in a row.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from momentprop.derive import DerivedGain, derive_gain
 from momentprop.errors import CovarianceError
 from momentprop.gaussian import safe_sqrt
 from momentprop.local import Elementwise, Linear, Local
@@ -155,37 +156,35 @@ class _Call:
     """A node of the graph, as the forward sweep needs it."""
 
     name: str
-    target: Callable[..., Any]  # a rule, or a function of plain values
-    leaves: list[Any]  # of its arguments, with _Ref in place of nodes
-    spec: pytree.TreeSpec
+    target: Any  # a rule, or a function of plain values
+    args: tuple[Any, ...]  # plain containers, with _Ref in place of nodes
+    kwargs: dict[str, Any]
+    inputs: list[str]  # names of the nodes among the arguments, in order, with repetitions
     shared: bool  # several operators use it
+    gain: DerivedGain | None = None  # where its rule does not give one
 
 
 class TwoSweeps(nn.Module):
     """A program like that of propagate.py, program(*state, *inputs) -> flat outputs, with covariances."""
 
-    def __init__(self, trace: Trace, layouts: Mapping[fx.Node, Layout], selection: Selection) -> None:
+    def __init__(
+        self, trace: Trace, random: set[fx.Node], layouts: Mapping[str, Layout], selection: Selection
+    ) -> None:
         super().__init__()
-        self.layouts = {node.name: layout for node, layout in layouts.items()}
+        mixed = [node for node in trace.graph.nodes if node in random and node.name not in layouts]
+        if mixed:
+            raise CovarianceError(
+                "the covariance of one sample's outputs is not defined where samples of the batch share "
+                f"noise or influence each other, or where the batch size is fixed:\n  {place_of(mixed[0])}"
+            )
+        self.layouts = dict(layouts)
         self.selection = selection
         nodes = list(trace.graph.nodes)
         self.placeholders = [n.name for n in nodes if n.op == "placeholder"]
         self.outputs = [_Ref(v.name) if isinstance(v, fx.Node) else v for v in nodes[-1].args[0]]
-        self.calls = [_call(node, trace.root) for node in nodes if node.op in _CALLS]
-        self.n_outputs = 0
-
-    def check(self, random: set[fx.Node]) -> None:
-        """Every random value must consist of samples."""
-        mixed = [node for node in random if node.name not in self.layouts]
-        if mixed:
-            first = min(mixed, key=list(mixed[0].graph.nodes).index)
-            raise CovarianceError(
-                "the covariance of one sample's outputs is not defined where samples of the batch share "
-                f"noise or influence each other, or where the batch size is fixed:\n  {place_of(first)}"
-            )
-        names = {node.name for node in random}
-        outputs = [v.name for v in self.outputs if isinstance(v, _Ref) and v.name in names]
-        self.n_outputs = sum(self.selection.count(self.layouts[name].size) for name in outputs)
+        uncertain = [v for v in nodes[-1].args[0] if isinstance(v, fx.Node) and v in random]
+        self.n_outputs = sum(selection.count(layouts[v.name].size) for v in uncertain)
+        self.calls = [_call(node, trace.root, random) for node in nodes if node.op in _CALLS]
 
     def forward(self, *values: Any) -> list[Any]:
         env = dict(zip(self.placeholders, values, strict=True))
@@ -194,13 +193,12 @@ class TwoSweeps(nn.Module):
             if is_moments(value):
                 tape.record(name, [], Elementwise(noise=value.variance), True, None)
         for call in self.calls:
-            leaves = [env[v.name] if isinstance(v, _Ref) else v for v in call.leaves]
-            args, kwargs = pytree.tree_unflatten(leaves, call.spec)
+            args, kwargs = _filled(call.args, env), _filled(call.kwargs, env)
             out = env[call.name] = call.target(*args, **kwargs)
             first = out[0] if isinstance(out, (list, tuple)) and len(out) else out
             if not is_moments(first):
                 continue
-            inputs = [v.name for v in call.leaves if isinstance(v, _Ref) and _is_random(env[v.name])]
+            inputs = [name for name in call.inputs if _is_random(env[name])]
             local = self._linearize(call, out, args, kwargs)
             length = None if first is out else len(out)
             tape.record(call.name, inputs, local, call.shared, length)
@@ -209,8 +207,10 @@ class TwoSweeps(nn.Module):
         return _with_covariance(outputs, names, tape, self.layouts, self.selection)
 
     def _linearize(self, call: _Call, out: Any, args: Any, kwargs: Any) -> Local:
-        if isinstance(call.target, Rule):
-            return call.target.linearize(out, args, kwargs)
+        if call.gain is not None:
+            return call.gain(out, args, kwargs)
+        if isinstance(call.target, Rule) and call.target.local is not None:
+            return call.target.local(out, *args, **kwargs)
         assert call.target is operator.getitem
         return Linear(lambda cotangent: [{args[1]: cotangent}])
 
@@ -218,14 +218,37 @@ class TwoSweeps(nn.Module):
 _CALLS = ("call_function", "get_attr")
 
 
-def _call(node: fx.Node, root: nn.Module) -> _Call:
+def _call(node: fx.Node, root: nn.Module, random: set[fx.Node]) -> _Call:
     if node.op == "get_attr":
         value = getattr(root, str(node.target))
-        return _Call(node.name, lambda: value, *pytree.tree_flatten(((), {})), False)
+        return _Call(node.name, lambda: value, (), {}, [], False)
     target: Any = RULES.find(node.target, "accurate") or node.target
-    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
-    leaves = [_Ref(v.name) if isinstance(v, fx.Node) else v for v in leaves]
-    return _Call(node.name, target, leaves, spec, len(node.users) > 1)
+    inputs = [v.name for v in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(v, fx.Node)]
+    gain = None
+    if isinstance(target, Rule) and target.local is None and node in random:
+        gain = derive_gain(node, target, random)
+    args, kwargs = _plain(node.args), _plain(node.kwargs)
+    return _Call(node.name, target, args, kwargs, inputs, len(node.users) > 1, gain)
+
+
+def _plain(value: Any) -> Any:
+    """Arguments of a node in plain containers, which compilers know, with _Ref in place of nodes."""
+    if isinstance(value, fx.Node):
+        return _Ref(value.name)
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value] if isinstance(value, list) else tuple(map(_plain, value))
+    return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def _filled(value: Any, env: Mapping[str, Any]) -> Any:
+    """The same with the nodes' values."""
+    if isinstance(value, _Ref):
+        return env[value.name]
+    if isinstance(value, tuple):
+        return tuple([_filled(v, env) for v in value])
+    if isinstance(value, list):
+        return [_filled(v, env) for v in value]
+    return {k: _filled(v, env) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def _is_random(value: Any) -> bool:

@@ -26,7 +26,7 @@ from momentprop.errors import (
 from momentprop.moments import as_moments, is_moments
 from momentprop.propagate import propagate
 from momentprop.rewrite import rewrite
-from momentprop.samples import layouts
+from momentprop.samples import Layout, layouts
 from momentprop.selection import Selection
 from momentprop.structure import rebuild_output, split_inputs
 from momentprop.trace import Trace, trace
@@ -131,9 +131,10 @@ class BayesianNetwork(nn.Module):
         self._trace = traced
         self._selection = selection
         self._checked: set[tuple[bool, ...]] = set()
-        _share_state(self, model, traced)
         self._fidelity = "fast" if fidelity == "auto" else fidelity
+        _share_state(self, model, traced)
         self._graph = traced if fidelity == "paper" else rewrite(traced)
+        self._layouts: dict[str, Layout] = {}
         self._program: nn.Module
         self._check_uncertain(uncertain)
         if fidelity == "auto":
@@ -164,19 +165,21 @@ class BayesianNetwork(nn.Module):
         if uncertain in self._checked or (self._checked and not any(uncertain)):
             return
         covered = cover(self._graph, self._fidelity, uncertain)
-        if covered is not self._graph or not self._checked:
-            self._graph = covered
-            self._program = self._build()
-        if isinstance(self._program, TwoSweeps):
-            self._program.check(
-                analyze(covered.graph, self._fidelity, _random_inputs(covered, uncertain)).random
-            )
+        # a program for several patterns of uncertain inputs takes as random what is so in any of them
+        union = tuple(map(any, zip(uncertain, *self._checked, strict=True)))
+        if covered is not self._graph or not self._checked or self._fidelity == "accurate":
+            self._program = self._build(covered, union)
+        self._graph = covered
         self._checked.add(uncertain)
+        self._checked.add(union)
 
-    def _build(self) -> nn.Module:
+    def _build(self, graph: Trace, uncertain: tuple[bool, ...]) -> nn.Module:
         if self._fidelity != "accurate":
-            return propagate(self._graph, self._fidelity)
-        return TwoSweeps(self._graph, layouts(self._graph, self._state()), self._selection)
+            return propagate(graph, self._fidelity)
+        if graph is not self._graph or not self._layouts:
+            self._layouts = layouts(graph, self._state())
+        random = analyze(graph.graph, "accurate", _random_inputs(graph, uncertain)).random
+        return TwoSweeps(graph, random, self._layouts, self._selection)
 
     def _upgrade(self, uncertain: tuple[bool, ...]) -> None:
         """From `fast` to `accurate`, unless something speaks against it."""
@@ -208,8 +211,10 @@ class BayesianNetwork(nn.Module):
         def probe(dtype: torch.dtype) -> Tensor:
             return fn(torch.empty(0, dtype=dtype, device=device))
 
-        self._trace, self._graph = self._trace.moved(probe), self._graph.moved(probe)
-        self._program = self._build()
+        self._trace = self._trace.moved(probe)
+        self._graph = self._graph.moved(probe)
+        union = tuple(map(any, zip(*self._checked, strict=True)))
+        self._program = self._build(self._graph, union)
         return self
 
 

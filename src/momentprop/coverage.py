@@ -81,7 +81,7 @@ def _reason(
     if creates and not rule.creates_noise:
         return "draws random numbers, which its rule does not cover"
     if fidelity == "accurate" and not rule.has_local:
-        return 'its rule has no linear part; give it acts="elementwise", acts="linear" or local='
+        return "its rule does not say how it acts on deviations; give it elementwise=True or local="
     if rule.refuses is None:
         return None
     arguments = bind(rule.op, node.args, node.kwargs)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch._ops import OpOverload, OpOverloadPacket
 
 from momentprop.errors import RuleError
-from momentprop.local import Linear, Local, derived_gain, transposed
+from momentprop.local import Local
 from momentprop.moments import Moments
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -37,20 +37,12 @@ class Rule:
     creates_noise: bool = False
     ignores_values: bool = False  # the output depends on the input's shape alone
     refuses: Refusal | None = None  # (arguments, names of random ones) -> reason, or None
-    acts: str | None = None  # "linear" or "elementwise": enough for the adjoint to derive the rest
+    elementwise: bool = False  # one random input, and each output element depends on one of its elements
     local: Callable[..., Local] | None = None  # (out, *arguments) -> gain or transposed map, and noise
 
     @property
     def has_local(self) -> bool:
-        return self.local is not None or self.acts is not None or self.ignores_values
-
-    def linearize(self, out: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Local:
-        """The rule to first order, at these arguments."""
-        if self.local is not None:
-            return self.local(out, *args, **kwargs)
-        if self.acts == "elementwise":
-            return derived_gain(self.function, out, args, kwargs)
-        return Linear(transposed(self.function, args, kwargs))
+        return self.local is not None or self.elementwise or self.ignores_values
 
     @property
     def __name__(self) -> str:
@@ -109,7 +101,7 @@ def rule(
     creates_noise: bool = False,
     ignores_values: bool = False,
     refuses: Refusal | None = None,
-    acts: str | None = None,
+    elementwise: bool = False,
     local: Callable[..., Local] | None = None,
     override: bool = False,
 ) -> Callable[[Function], Function]:
@@ -119,7 +111,7 @@ def rule(
     `Moments`, the others as they are; it returns `Moments` (or a list of them).
 
     >>> import torch, momentprop as mp
-    >>> @mp.rule(torch.ops.aten.exp.default, acts="elementwise", override=True)
+    >>> @mp.rule(torch.ops.aten.exp.default, elementwise=True, override=True)
     ... def exp(x):
     ...     mean = torch.exp(x.mean + x.variance / 2)
     ...     return mp.Moments(mean, mean**2 * torch.expm1(x.variance))
@@ -127,12 +119,11 @@ def rule(
     `refuses` may look at the arguments (by schema name) and the set of names of random ones, and
     return a reason why the rule does not apply; conversion then reports it with its place.
 
-    The accurate tier also needs to know how the operator acts on deviations: `acts="elementwise"` (one
-    random input, each output element depends on one element of it) or `acts="linear"`; anything else says
-    `local=`, a function (out, *arguments) -> `Elementwise` or `Linear` of momentprop.local.
+    The accurate tier also needs to know how the operator acts on deviations. `elementwise=True` says that
+    it has one random input and that each output element depends on one element of it; the gain is then
+    found by differentiation. Anything else gives `local`, a function (out, *arguments) -> `Elementwise` or
+    `Linear` of momentprop.local.
     """
-    if acts not in (None, "elementwise", "linear"):
-        raise RuleError(f'acts must be "elementwise" or "linear", not {acts!r}')
     if not ops:
         raise RuleError("name at least one operator: @rule(torch.ops.aten.relu.default)")
 
@@ -148,7 +139,7 @@ def rule(
                     creates_noise,
                     ignores_values,
                     refuses,
-                    acts,
+                    elementwise,
                     local,
                 ),
                 override,

@@ -188,7 +188,7 @@ def _scalar_affine(node: fx.Node) -> tuple[float, float] | None:
     if not isinstance(value, Tensor) or not value.is_floating_point() or not node.args:
         return None
     source = node.args[0]
-    if not isinstance(source, fx.Node) or source.meta["val"].dtype != value.dtype:
+    if not isinstance(source, fx.Node) or getattr(source.meta.get("val"), "dtype", None) != value.dtype:
         return None
     if node.target is aten.neg.default:
         return -1.0, 0.0

@@ -26,6 +26,7 @@ class Layout:
 
     before: int
     after: int
+    whole: bool = True  # the first dimension is the batch, and nothing else
 
     @property
     def size(self) -> int:
@@ -34,13 +35,14 @@ class Layout:
 
     def batch_of(self, value: Tensor) -> Any:
         """The number of samples."""
-        whole = self.before == 1 and math.prod(value.shape[1:]) == self.after
-        return value.shape[0] if whole else value.numel() // self.size
+        return value.shape[0] if self.whole else value.numel() // self.size
 
     def split(self, rows: Tensor, batch: Any) -> Tensor:
         """[K, *shape] -> [batch, K, elements], the rest of the shape being anything."""
-        if self.before == 1:
-            return rows.reshape(rows.shape[0], batch, -1).transpose(0, 1)
+        if self.whole:
+            return rows.flatten(2).transpose(0, 1) if rows.dim() > 2 else rows.T[..., None]
+        if batch == 0:
+            return rows.new_zeros(0, rows.shape[0], 0)
         parts = rows.reshape(rows.shape[0], self.before, batch, -1)
         return parts.permute(2, 0, 1, 3).reshape(batch, rows.shape[0], -1)
 
@@ -56,8 +58,8 @@ class Layout:
         return parts.transpose(-3, -2).reshape(*lead, *like.shape)
 
 
-def layouts(trace: Trace, state: list[Tensor]) -> dict[fx.Node, Layout]:
-    """The layout of every value that depends on the inputs and in which samples do not mix."""
+def layouts(trace: Trace, state: list[Tensor]) -> dict[str, Layout]:
+    """The layout of every value, by name, that depends on the inputs and in which samples do not mix."""
     try:
         values = _run(trace, state)
     except Exception:  # the model cannot run on a probe: nothing is known about any value
@@ -67,7 +69,7 @@ def layouts(trace: Trace, state: list[Tensor]) -> dict[fx.Node, Layout]:
         parts = [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, Tensor)]
         layout = _layout(parts[0].isnan()) if parts else None
         if layout is not None:
-            found[node] = layout
+            found[node.name] = layout
     return found
 
 
@@ -86,7 +88,7 @@ def _layout(touched: Tensor) -> Layout | None:
                 continue
             cut = touched.reshape(before * outer, _BATCH, inner * after)
             if cut[:, _MIDDLE].sum() == touched.sum():
-                return Layout(before * outer, inner * after)
+                return Layout(before * outer, inner * after, d == 0 and size == _BATCH)
     return None
 
 

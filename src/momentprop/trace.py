@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
@@ -83,6 +84,11 @@ class Trace:
             if isinstance(dtype, torch.dtype) and dtype.is_floating_point and not _tensor_inputs(node):
                 kwargs["dtype"] = probe(dtype).dtype
             node.kwargs = kwargs
+            value = node.meta.get("val")
+            if isinstance(value, FakeTensor) and value.is_floating_point():
+                moved = probe(value.dtype)
+                with value.fake_mode:
+                    node.meta["val"] = value.to(device=moved.device, dtype=moved.dtype)
         return dataclasses.replace(self, graph=graph, signature=self.signature.moved(probe))
 
 

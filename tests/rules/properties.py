@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 import momentprop.rules  # noqa: F401  (registers the rules)
+from momentprop.local import Elementwise
 from momentprop.moments import Moments, is_moments, mean_of
 from momentprop.registry import RULES, Rule, bind
 
@@ -217,6 +218,8 @@ class AnyRule:
     """Properties of every rule; a test class adds `setting` by parametrization."""
 
     draws: int = 4
+    unexplained: float = 0.0  # share of the variance that the linear part and noise may miss ...
+    overexplained: float = 0.0  # ... or exceed
 
     def sample(self, setting: Setting, args: tuple[Any, ...]) -> list[Tensor]:
         """Samples of the outputs: the operator itself at Gaussian inputs."""
@@ -280,6 +283,20 @@ class AnyRule:
     def test_accepts_its_arguments(self, setting: Setting) -> None:
         assert reason_of(setting) is None
 
+    def test_linear_part_and_noise_make_up_the_variance(self, setting: Setting) -> None:
+        """V_out = J V J^T + noise, element by element, for independent inputs."""
+        args = setting.arguments()
+        outputs = setting.propagate(args)
+        expected = [noise.clone() for noise in noises_of(setting, args)]
+        for i, out in enumerate(outputs):
+            n = out.mean.numel()
+            rows = torch.eye(n, dtype=out.dtype).reshape(n, *out.shape)
+            for x, pulled in zip(random_arguments(args), pulled_of(setting, args, i, rows), strict=True):
+                explained = (pulled.square() * x.variance).reshape(len(rows), x.mean.numel()).sum(1)
+                expected[i] = expected[i] + explained.reshape(out.shape)
+            assert (out.variance - expected[i] <= self.unexplained * out.variance + 1e-10).all()
+            assert (expected[i] - out.variance <= self.overexplained * out.variance + 1e-10).all()
+
 
 class SampledRule(AnyRule):
     """A rule that is exact for independent Gaussian inputs."""
@@ -288,6 +305,19 @@ class SampledRule(AnyRule):
         args = setting.arguments()
         for out, values in zip(setting.propagate(args), self.sample(setting, args), strict=True):
             Samples(values).assert_agrees(out)
+
+    def test_linear_part_is_the_derivative_of_the_mean(self, setting: Setting) -> None:
+        args = setting.arguments()
+        inputs = [x.mean.requires_grad_() for x in random_arguments(args)]
+        for i, out in enumerate(setting.propagate(args)):
+            rows = torch.randn(3, *out.shape, dtype=out.dtype)
+            expected = [
+                torch.autograd.grad(out.mean, inputs, row, retain_graph=True, materialize_grads=True)
+                for row in rows
+            ]
+            pulled = pulled_of(setting, args, i, rows)
+            for mine, theirs in zip(pulled, zip(*expected, strict=True), strict=True):
+                torch.testing.assert_close(mine, torch.stack(theirs), rtol=1e-9, atol=1e-9)
 
 
 class LinearRule(SampledRule):
@@ -310,6 +340,42 @@ class LinearRule(SampledRule):
         for out, reference, variance in zip(outputs, setting.apply(args), expected, strict=True):
             torch.testing.assert_close(out.mean, reference, rtol=1e-12, atol=1e-12)
             torch.testing.assert_close(out.variance, variance, rtol=1e-12, atol=1e-12)
+
+
+def local_of(setting: Setting, args: tuple[Any, ...]) -> Any:
+    """The rule's linear part and noise at these arguments."""
+    local = setting.rule.local
+    assert local is not None, f"{setting.op} has no linear part"
+    return local(setting.rule(*args, **setting.kwargs), *args, **setting.kwargs)
+
+
+def noises_of(setting: Setting, args: tuple[Any, ...]) -> list[Tensor]:
+    """Variance of the noise each output gets from the rule itself."""
+    outputs, local = setting.propagate(args), local_of(setting, args)
+    noises = [torch.zeros_like(out.mean) for out in outputs]
+    if local.noise is not None:
+        noises[0] = noises[0] + local.noise
+    if getattr(local, "spread", None) is not None:
+        n = noises[0].numel()
+        rows = torch.eye(n, dtype=noises[0].dtype).reshape(n, *noises[0].shape)
+        noises[0] = noises[0] + local.spread(rows).square().reshape(n, -1).sum(1).reshape(noises[0].shape)
+    return noises
+
+
+def pulled_of(setting: Setting, args: tuple[Any, ...], index: int, rows: Tensor) -> list[Tensor]:
+    """Cotangents of the random arguments, from those of one of the outputs."""
+    local, inputs = local_of(setting, args), random_arguments(args)
+    if isinstance(local, Elementwise):
+        return [rows if local.gain is None else rows * local.gain for _ in inputs]
+    outputs = setting.rule(*args, **setting.kwargs)
+    cotangent: Any = rows
+    if isinstance(outputs, (list, tuple)):
+        cotangent = [rows if i == index else None for i in range(len(outputs))]
+    pulled = [*local.pull(cotangent), *[None] * len(inputs)][: len(inputs)]
+    return [
+        torch.zeros(len(rows), *x.shape, dtype=rows.dtype) if c is None else c
+        for c, x in zip(pulled, inputs, strict=True)
+    ]
 
 
 def reason_of(setting: Setting, *random: str) -> str | None:

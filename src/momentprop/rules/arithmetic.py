@@ -10,14 +10,14 @@ from torch import Tensor
 from momentprop.local import Elementwise, Linear, Local
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
 from momentprop.registry import EXACT, EXACT_IF_UNCORRELATED, rule
-from momentprop.rules.families import affine, broadcast, gain_or_map, one_random, only_random, squared
+from momentprop.rules.families import affine, broadcast, gathered, one_random, only_random, scaling, squared
 
 aten = torch.ops.aten
 
 
 def _product(op: Any) -> None:
     def local(out: Moments, x: Any, y: Any) -> Local:
-        return gain_or_map(propagate, out, y if is_moments(x) else x, x, y)
+        return scaling(out, x, y) if is_moments(x) else scaling(out, y, x)
 
     @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", refuses=one_random, local=local)
     def propagate(x: Any, y: Any) -> Moments:
@@ -41,7 +41,7 @@ def _sum(op: Any, weigh_second: bool = True, signs: tuple[int, int] = (1, 1)) ->
             return Elementwise(None if weighted[0][1] == 1 else weighted[0][1])
 
         def pull(cotangent: Tensor) -> list[Tensor]:
-            return [_gathered(cotangent, v.shape, weight) for v, weight in weighted]
+            return [gathered(cotangent if w == 1 else cotangent * w, v.shape) for v, w in weighted]
 
         return Linear(pull)
 
@@ -58,17 +58,6 @@ def _sum(op: Any, weigh_second: bool = True, signs: tuple[int, int] = (1, 1)) ->
         return out
 
 
-def _gathered(cotangent: Tensor, shape: torch.Size, weight: float) -> Tensor:
-    """Summed over what was broadcast."""
-    added = cotangent.dim() - 1 - len(shape)
-    wide = [d for d in range(len(shape)) if shape[d] == 1 and cotangent.shape[1 + added + d] != 1]
-    if wide:
-        cotangent = cotangent.sum([1 + added + d for d in wide], keepdim=True)
-    if added:
-        cotangent = cotangent.sum(list(range(1, 1 + added)))
-    return cotangent if weight == 1 else cotangent * weight
-
-
 for _op in (aten.add.Tensor, aten.add.Scalar):
     _sum(_op)
 for _op in (aten.sub.Tensor, aten.sub.Scalar):
@@ -79,7 +68,7 @@ for _op in (aten.rsub.Tensor, aten.rsub.Scalar):
 
 def _quotient(op: Any) -> None:
     def local(out: Moments, x: Moments, divisor: Any) -> Local:
-        return gain_or_map(propagate, out, 1 / divisor, x, divisor)
+        return scaling(out, x, 1 / divisor)
 
     @rule(op, exactness=EXACT, reference="linear", refuses=only_random("self"), local=local)
     def propagate(x: Moments, divisor: Any) -> Moments:

@@ -58,7 +58,7 @@ def _convolution(*ops: Any) -> None:
         groups: int = 1,
     ) -> Linear:
         geometry = Geometry.of(weight, stride, padding, dilation, groups)
-        return Linear(lambda cotangent: [_transposed(cotangent, x.mean, weight, geometry)])
+        return Linear(lambda cotangent: [transposed_convolution(cotangent, x.mean, weight, geometry)])
 
     def make(op: Any) -> Callable[..., Moments]:
         def propagate(x: Moments, weight: Tensor, bias: Tensor | None = None, *given: Any) -> Moments:
@@ -80,7 +80,7 @@ def _convolution(*ops: Any) -> None:
         )(make(op))
 
 
-def _transposed(cotangent: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+def transposed_convolution(cotangent: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """The cotangent [K, *out] of z as one of x, [K, *x.shape]; K joins the batch.
 
     A convolution with flipped weights where the stride is 1, a transposed one elsewhere.
@@ -152,9 +152,56 @@ _convolution(
     aten.conv3d.default,
     aten.conv3d.padding,
 )
+
+
+def _back_through_transposed(
+    cotangent: Tensor, x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
+) -> Tensor:
+    """A transposed convolution, transposed, is the convolution with the same weights."""
+    n = weight.dim() - 2
+    rows = cotangent.reshape(-1, *cotangent.shape[-n - 1 :])
+    sizes = (per_dimension(v, n) for v in (stride, padding, dilation))
+    return aten.convolution.default(rows, weight, None, *sizes, False, [0] * n, groups).reshape(
+        cotangent.shape[0], *x.shape
+    )
+
+
+def _transposed_local(
+    out: Moments,
+    x: Moments,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+) -> Linear:
+    return Linear(lambda c: [_back_through_transposed(c, x.mean, weight, stride, padding, dilation, groups)])
+
+
+def _either_local(
+    out: Moments,
+    x: Moments,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    transposed: bool,
+    output_padding: Sizes,
+    groups: int,
+) -> Linear:
+    if transposed:
+        return _transposed_local(out, x, weight, bias, stride, padding, output_padding, groups, dilation)
+    geometry = Geometry.of(weight, stride, padding, dilation, groups)
+    return Linear(lambda cotangent: [transposed_convolution(cotangent, x.mean, weight, geometry)])
+
+
 linear_map(
-    aten.convolution.default,
     aten.conv_transpose1d.default,
     aten.conv_transpose2d.input,
     aten.conv_transpose3d.input,
+    local=_transposed_local,
 )
+linear_map(aten.convolution.default, local=_either_local)

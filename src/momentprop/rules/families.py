@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from momentprop.local import Elementwise, Linear, Local, residual, transposed
+from momentprop.local import Elementwise, Linear, Local, residual
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
 from momentprop.neighbours import attach, scaled
 from momentprop.registry import EXACT, EXACT_IF_GAUSSIAN, EXACT_IF_UNCORRELATED, Refusal, rule
@@ -36,7 +36,12 @@ def one_random(_: Mapping[str, Any], random: frozenset[str]) -> str | None:
     return None
 
 
-def rearrangement(*ops: OpOverload, values: int = 1, refuses: Refusal | None = None) -> None:
+def rearrangement(
+    *ops: OpOverload,
+    values: int = 1,
+    refuses: Refusal | None = None,
+    local: Callable[..., Local] | None = None,
+) -> None:
     """Operators that only move values (view, cat, slice, ...): applied to mean and variance alike.
 
     The first `values` arguments hold the values; a deterministic one among them has variance zero.
@@ -55,7 +60,51 @@ def rearrangement(*ops: OpOverload, values: int = 1, refuses: Refusal | None = N
     for op in ops:
         names = [a.name for a in op._schema.arguments[:values]]
         refusal = refuses or only_random(*names, "other")
-        rule(op, exactness=EXACT, reference="moves values", refuses=refusal, acts="linear")(make(op))
+        rule(
+            op,
+            exactness=EXACT,
+            reference="moves values",
+            refuses=refusal,
+            local=local or by_position(op, values),
+        )(make(op))
+
+
+def by_position(op: OpOverload, values: int) -> Callable[..., Local]:
+    """The transposed map of any operator that moves values.
+
+    The operator itself, given the elements' numbers instead of their values, tells where each went; the
+    cotangent goes back there. Number 0 stands for what comes from no random element.
+    """
+
+    def local(out: Any, *args: Any, **kwargs: Any) -> Linear:
+        def pull(cotangent: Any) -> list[Tensor]:
+            total: Any = 1
+            shapes = []
+
+            def number(value: Any) -> Tensor:
+                nonlocal total
+                if not is_moments(value):
+                    return torch.zeros_like(value, dtype=torch.float64)
+                count = value.mean.numel()
+                shapes.append((total, count, value.shape))
+                total = total + count
+                # not integers, which some operators do not take; exact up to 2^53
+                numbers = torch.arange(total - count, total, dtype=torch.float64, device=value.device)
+                return numbers.reshape(value.shape)
+
+            moved = [_map(number, v) for v in args[:values]]
+            places = op(*moved, *[mean_of(a) for a in args[values:]], **kwargs)
+            pairs = (
+                [(cotangent, places)] if isinstance(places, Tensor) else zip(cotangent, places, strict=True)
+            )
+            known = [(c.flatten(1), place.flatten().long()) for c, place in pairs if c is not None]
+            flat, index = torch.cat([c for c, _ in known], 1), torch.cat([place for _, place in known])
+            gathered = flat.new_zeros(flat.shape[0], total).index_add(1, index, flat)
+            return [gathered.narrow(1, a, n).reshape(flat.shape[0], *shape) for a, n, shape in shapes]
+
+        return Linear(pull)
+
+    return local
 
 
 def reshape(*ops: OpOverload) -> None:
@@ -81,9 +130,7 @@ def same_order(out: Moments, x: Any, *args: Any, **kwargs: Any) -> Local:
     return Linear(lambda cotangent: [cotangent.reshape(cotangent.shape[0], *x.shape)])
 
 
-def linear_map(
-    *ops: OpOverload, weight: int = 1, bias: int = 2, local: Callable[..., Local] | None = None
-) -> None:
+def linear_map(*ops: OpOverload, local: Callable[..., Local], weight: int = 1, bias: int = 2) -> None:
     """y = W x + b: mean `W E + b`, variance `(W*W) V`; the arguments at `weight` and `bias` are W, b."""
 
     def make(op: OpOverload) -> Callable[..., Moments]:
@@ -101,26 +148,8 @@ def linear_map(
             exactness=EXACT_IF_UNCORRELATED,
             reference="paper, dense / convolution",
             refuses=only_random(op._schema.arguments[0].name),
-            acts="linear",
             local=local,
         )(make(op))
-
-
-def product(*ops: OpOverload) -> None:
-    """op(x, y), linear in each, one of them constant: variance is op of V and the constant squared."""
-
-    def make(op: OpOverload) -> Callable[..., Moments]:
-        def propagate(*factors: Any, **kwargs: Any) -> Moments:
-            mean = op(*map(mean_of, factors), **kwargs)
-            squares = [f.variance if is_moments(f) else squared(f, mean.dtype) for f in factors]
-            return Moments(mean, op(*squares, **kwargs))
-
-        return propagate
-
-    for op in ops:
-        rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", refuses=one_random, acts="linear")(
-            make(op)
-        )
 
 
 def elementwise(
@@ -144,7 +173,7 @@ def elementwise(
         op,
         exactness=exactness,
         reference=reference,
-        acts="elementwise",
+        elementwise=True,
         local=None if gain is None else local,
     )
     def propagate(x: Moments) -> Moments:
@@ -158,10 +187,20 @@ def affine(out: Moments, x: Moments, gain: Tensor | float) -> Moments:
     return attach(out, scaled(x, lambda: gain)) if same else out
 
 
-def gain_or_map(rule_function: Callable[..., Any], out: Moments, gain: Any, *args: Any) -> Local:
-    """Multiplication by a constant: element by element, unless the random factor is broadcast."""
-    (x,) = [a for a in args if is_moments(a)]
-    return Elementwise(gain) if out.shape == x.shape else Linear(transposed(rule_function, args, {}))
+def scaling(out: Moments, x: Moments, gain: Any) -> Local:
+    """Multiplication of x by a constant: element by element, unless x is broadcast."""
+    if out.shape == x.shape:
+        return Elementwise(gain)
+    return Linear(lambda cotangent: [gathered(cotangent * gain, x.shape)])
+
+
+def gathered(cotangent: Tensor, shape: torch.Size) -> Tensor:
+    """A cotangent [K, *wide] summed over what was broadcast from the shape."""
+    added = cotangent.dim() - 1 - len(shape)
+    wide = [d for d in range(len(shape)) if shape[d] == 1 and cotangent.shape[1 + added + d] != 1]
+    if wide:
+        cotangent = cotangent.sum([1 + added + d for d in wide], keepdim=True)
+    return cotangent.sum(list(range(1, 1 + added))) if added else cotangent
 
 
 def shape_query(*ops: OpOverload) -> None:

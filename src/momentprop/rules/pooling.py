@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from momentprop.gaussian import first_is_larger, max_moments
-from momentprop.local import Linear, transposed_map
+from momentprop.local import Linear
 from momentprop.moments import Moments
 from momentprop.neighbours import neighbours_of
 from momentprop.registry import EXACT_IF_UNCORRELATED, rule
+from momentprop.rules.convolution import Geometry, transposed_convolution
 from momentprop.rules.families import per_dimension
 
 aten = torch.ops.aten
@@ -62,6 +63,12 @@ class Windows:
             for c, s, d, k, size, p in zip(counts, steps, spread, kernel, sizes, pads, strict=True)
         ]
         return Windows(kernel, steps, pads, spread, counts, beyond)
+
+    @property
+    def geometry(self) -> Geometry:
+        """That of a convolution with these windows."""
+        pads = [(p, p + b) for p, b in zip(self.padding, self.beyond, strict=True)]
+        return Geometry(self.stride, pads, self.dilation, 1)
 
     @property
     def positions(self) -> list[tuple[int, ...]]:
@@ -136,7 +143,7 @@ def _fold(x: Moments, windows: Windows, correlated: bool) -> Pooled:
         return covariances.get(frozenset((first, second)))
 
     best_mean, best_variance = elements[positions[-1]]
-    weights: dict[Any, Any] = {positions[-1]: 1.0}
+    weights = {positions[-1]: torch.ones_like(best_mean)}
     shared = {p: between(positions[-1], p) for p in positions[:-1]}  # running maximum and p
     for position in reversed(positions[:-1]):
         arguments = (*elements[position], best_mean, best_variance, shared.pop(position))
@@ -146,7 +153,7 @@ def _fold(x: Moments, windows: Windows, correlated: bool) -> Pooled:
         shared = {p: _mixed(wins, between(position, p), old) for p, old in shared.items()}
 
     def explained() -> Tensor:
-        total = sum(w * w * elements[p][1] for p, w in weights.items())
+        total: Any = sum(w * w * elements[p][1] for p, w in weights.items())
         for pair, covariance in covariances.items():
             if covariance is not None:
                 first, second = pair
@@ -167,23 +174,30 @@ def _mixed(weight: Tensor, first: Tensor | None, second: Tensor | None) -> Tenso
 def _max_pool_local(out: Pooled, x: Moments, *_: Any) -> Linear:
     """To first order the maximum is the sum of its elements, weighted by their chance to be it."""
     windows, weights = out.windows, out.weights
-    variance = out.variance
-    noise = (variance - windows.close(out.explained())).clamp_min(0)
-    n = len(windows.kernel)
-    rows = [windows.close(w.expand(variance.movedim(-1 - n, -1)[None].shape)) for w in weights.values()]
-    gains = dict(zip(weights, torch.stack(rows), strict=True))
+    noise = (out.variance - windows.close(out.explained())).clamp_min(0)
     if windows.tile:
+        gains = torch.stack([windows.close(weights[p]) for p in windows.positions], -1)
         return Linear(lambda cotangent: [_unpooled(cotangent, x.mean, windows, gains)], noise)
 
-    def weighted_sum(values: Tensor) -> Tensor:
-        opened = windows.open(values, fill=(0.0,))[0]
-        total: Any = sum(windows.element(opened, p) * w for p, w in weights.items())
-        return windows.close(total)
-
-    return Linear(transposed_map(weighted_sum, x.mean), noise)
+    return Linear(lambda cotangent: [_spread_out(cotangent, x.mean, windows, weights)], noise)
 
 
-def _unpooled(cotangent: Tensor, x: Tensor, windows: Windows, gains: dict[Any, Tensor]) -> Tensor:
+def _spread_out(cotangent: Tensor, x: Tensor, windows: Windows, weights: dict[Any, Tensor]) -> Tensor:
+    """The transposed map of overlapping windows.
+
+    A convolution whose kernels are one-hot takes the windows apart, one position per output channel;
+    transposed, it puts them together.
+    """
+    n, size = len(windows.kernel), len(weights)
+    gains = torch.stack([windows.close(weights[p]) for p in windows.positions], -1 - n)
+    parts = (cotangent.unsqueeze(-1 - n) * gains).reshape(-1, size, *cotangent.shape[-n:])
+    kernels = torch.eye(size, dtype=x.dtype, device=x.device).reshape(size, 1, *windows.kernel)
+    like = x.new_empty(1, *x.shape[-n:]).expand(parts.shape[0], 1, *x.shape[-n:])
+    back = transposed_convolution(parts[None], like, kernels, windows.geometry)
+    return back.reshape(cotangent.shape[0], *x.shape)
+
+
+def _unpooled(cotangent: Tensor, x: Tensor, windows: Windows, gains: Tensor) -> Tensor:
     """The transposed map where windows tile the input: every element takes its window's cotangent."""
     n = len(windows.kernel)
     lead = cotangent.dim() - n
@@ -192,7 +206,7 @@ def _unpooled(cotangent: Tensor, x: Tensor, windows: Windows, gains: dict[Any, T
     wide = cotangent
     for d in range(n):
         wide = wide.unsqueeze(lead + 2 * d + 1)
-    stacked = torch.stack(list(gains.values()), -1).unflatten(-1, windows.kernel)
+    stacked = gains.unflatten(-1, windows.kernel)
     order = list(range(lead - 1))
     for d in range(n):
         order += [lead - 1 + d, lead - 1 + n + d]
@@ -233,38 +247,57 @@ _max_pool(3, aten.max_pool3d.default)
 
 
 def _avg_pool(n: int, op: Any) -> None:
-    """Average of m elements: mean avg(E), variance avg(V) / m.
+    """Average of m elements: mean avg(E), variance avg(V) / m."""
 
-    Where windows hang over the border m differs from window to window. It is then read off the
-    operator itself: a window of m elements answers 1/m to a single one, and pooling ones gives
-    (elements inside) / m.
+    def local(out: Moments, x: Moments, kernel_size: Sizes, *given: Any) -> Linear:
+        stride, padding, ceil_mode, include, override = _avg_pool_arguments(given)
+        windows = Windows.of(x.shape[-n:], kernel_size, stride, padding, 1, ceil_mode)
+        divisor = _divisor(op, n, x.mean, kernel_size, stride, padding, ceil_mode, include, override)
+        return Linear(lambda cotangent: [_summed_back(cotangent / divisor, x.mean, windows)])
+
+    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", local=local)
+    def propagate(x: Moments, kernel_size: Sizes, *given: Any) -> Moments:
+        divisor = _divisor(op, n, x.mean, kernel_size, *_avg_pool_arguments(given))
+        return Moments(op(x.mean, kernel_size, *given), op(x.variance, kernel_size, *given) / divisor)
+
+
+def _avg_pool_arguments(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """stride, padding, ceil_mode, count_include_pad, divisor_override."""
+    return (*given, *((), 0, False, True, None)[len(given) :])
+
+
+def _divisor(
+    op: Any,
+    n: int,
+    x: Tensor,
+    kernel_size: Sizes,
+    stride: Any,
+    padding: Sizes,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Tensor | int:
+    """What each window's sum is divided by.
+
+    Where windows hang over the border it differs from window to window. It is then read off the operator
+    itself: pooling ones gives (elements inside) / (divisor).
     """
+    if divisor_override is not None:
+        return divisor_override
+    if not ceil_mode and (count_include_pad or not any(per_dimension(padding, n))):
+        return math.prod(per_dimension(kernel_size, n))
+    ones = x.new_ones(1, *x.shape[-n:])
+    inside = _count_inside(ones, n, kernel_size, stride, padding, ceil_mode)
+    return inside / op(ones, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
-    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", acts="linear")
-    def propagate(
-        x: Moments,
-        kernel_size: Sizes,
-        stride: Any = (),
-        padding: Sizes = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> Moments:
-        extra = [] if n == 1 else [divisor_override]
 
-        def pool(values: Tensor) -> Tensor:
-            return op(values, kernel_size, stride, padding, ceil_mode, count_include_pad, *extra)
-
-        divisor: Tensor | int
-        if divisor_override is not None:
-            divisor = divisor_override
-        elif not ceil_mode and (count_include_pad or not any(per_dimension(padding, n))):
-            divisor = math.prod(per_dimension(kernel_size, n))
-        else:
-            ones = x.mean.new_ones(1, *x.shape[-n:])
-            inside = _count_inside(ones, n, kernel_size, stride, padding, ceil_mode)
-            divisor = inside / pool(ones)
-        return Moments(pool(x.mean), pool(x.variance) / divisor)
+def _summed_back(cotangent: Tensor, x: Tensor, windows: Windows) -> Tensor:
+    """The transposed map of sums over windows: that of a convolution with ones."""
+    n = len(windows.kernel)
+    rows = cotangent.reshape(1, -1, 1, *cotangent.shape[-n:])
+    like = x.new_empty(1, *x.shape[-n:]).expand(rows.shape[1], 1, *x.shape[-n:])
+    back = transposed_convolution(rows, like, x.new_ones(1, 1, *windows.kernel), windows.geometry)
+    return back.reshape(cotangent.shape[0], *x.shape)
 
 
 def _count_inside(
@@ -289,7 +322,19 @@ _avg_pool(3, aten.avg_pool3d.default)
 def _adaptive_avg_pool(n: int, op: Any) -> None:
     """Average of windows [floor(i L / O), ceil((i+1) L / O)): variance avg(V) / (window size)."""
 
-    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", acts="linear")
+    def local(out: Moments, x: Moments, output_size: Sizes) -> Linear:
+        def pull(cotangent: Tensor) -> list[Tensor]:
+            for dim in range(-n, 0):
+                weights = _adaptive_weights(x.shape[dim], out.shape[dim], x.mean)
+                cotangent = torch.matmul(cotangent.movedim(dim, -1), weights).movedim(-1, dim)
+            return [cotangent]
+
+        def spread(cotangent: Tensor) -> list[Tensor]:
+            return [(cotangent / math.prod(x.shape[-n:])).expand(cotangent.shape[0], *x.shape)]
+
+        return Linear(spread if all(size == 1 for size in out.shape[-n:]) else pull)
+
+    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", local=local)
     def propagate(x: Moments, output_size: Sizes) -> Moments:
         mean, variance = op(x.mean, output_size), op(x.variance, output_size)
         for dim in range(-n, 0):
@@ -297,10 +342,22 @@ def _adaptive_avg_pool(n: int, op: Any) -> None:
             if length % count == 0:
                 variance = variance / (length // count)
             else:
-                i = torch.arange(count, device=mean.device)
-                widths = ((i + 1) * length + count - 1) // count - i * length // count
-                variance = variance / widths.to(variance.dtype).reshape(-1, *[1] * (-1 - dim))
+                start, stop = _adaptive_windows(length, count, mean.device)
+                variance = variance / (stop - start).to(variance.dtype).reshape(-1, *[1] * (-1 - dim))
         return Moments(mean, variance)
+
+
+def _adaptive_windows(length: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    i = torch.arange(count, device=device)
+    return i * length // count, ((i + 1) * length + count - 1) // count
+
+
+def _adaptive_weights(length: int, count: int, like: Tensor) -> Tensor:
+    """The matrix [count, length] that averages along one dimension."""
+    start, stop = _adaptive_windows(length, count, like.device)
+    j = torch.arange(length, device=like.device)
+    inside = (j >= start[:, None]) & (j < stop[:, None])
+    return inside.to(like.dtype) / (stop - start).to(like.dtype)[:, None]
 
 
 _adaptive_avg_pool(1, aten.adaptive_avg_pool1d.default)

@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from momentprop.local import Linear
 from momentprop.moments import Moments
 from momentprop.registry import EXACT_IF_UNCORRELATED, rule
 
 aten = torch.ops.aten
+
+
+def _dims(dim: Any, n: int) -> list[int]:
+    """The dimensions a reduction runs over, none given meaning all of them."""
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return list(range(n))
+    return sorted(d % max(n, 1) for d in ([dim] if isinstance(dim, int) else dim))
+
+
+def _count(x: Moments, dim: Any) -> Any:
+    return math.prod(x.shape[d] for d in _dims(dim, x.mean.dim()))
+
+
+def _spread(scale: Callable[[Moments, Any], Any]) -> Callable[..., Linear]:
+    """Every element of a sum takes the sum's cotangent."""
+
+    def local(
+        out: Moments, x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+    ) -> Linear:
+        def pull(cotangent: Tensor) -> list[Tensor]:
+            if not keepdim:
+                for d in _dims(dim, x.mean.dim()):
+                    cotangent = cotangent.unsqueeze(d + 1)
+            wide = cotangent.to(x.dtype).expand(cotangent.shape[0], *x.shape)
+            return [wide / scale(x, dim)]
+
+        return Linear(pull)
+
+    return local
 
 
 @rule(
@@ -17,7 +50,7 @@ aten = torch.ops.aten
     aten.sum.dim_IntList,
     exactness=EXACT_IF_UNCORRELATED,
     reference="linear",
-    acts="linear",
+    local=_spread(lambda x, dim: 1),
 )
 def sum_(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Moments:
     """Variance: the sum of the variances."""
@@ -26,25 +59,43 @@ def sum_(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: Any = Non
     )
 
 
-@rule(aten.mean.default, aten.mean.dim, exactness=EXACT_IF_UNCORRELATED, reference="linear", acts="linear")
+@rule(
+    aten.mean.default,
+    aten.mean.dim,
+    exactness=EXACT_IF_UNCORRELATED,
+    reference="linear",
+    local=_spread(_count),
+)
 def mean(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Moments:
     """Variance: the mean of the variances, divided by the number of elements."""
     out = torch.mean(x.mean, dim, keepdim, dtype=dtype)
-    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
-        count = x.mean.numel()
-    else:
-        count = 1
-        for d in [dim] if isinstance(dim, int) else dim:
-            count = count * x.mean.shape[d]
-    return Moments(out, torch.mean(x.variance, dim, keepdim, dtype=dtype) / count)
+    return Moments(out, torch.mean(x.variance, dim, keepdim, dtype=dtype) / _count(x, dim))
 
 
-@rule(aten.col2im.default, exactness=EXACT_IF_UNCORRELATED, reference="linear", acts="linear")
+def _unfolded(out: Moments, x: Moments, output_size: Any, *sizes: Any) -> Linear:
+    def pull(cotangent: Tensor) -> list[Tensor]:
+        images = cotangent.reshape(-1, *cotangent.shape[-3:])
+        return [aten.im2col.default(images, *sizes).reshape(cotangent.shape[0], *x.shape)]
+
+    return Linear(pull)
+
+
+@rule(aten.col2im.default, exactness=EXACT_IF_UNCORRELATED, reference="linear", local=_unfolded)
 def col2im(x: Moments, *sizes: Any) -> Moments:
     """F.fold: overlapping blocks add up, and so do their variances."""
     return Moments(aten.col2im.default(x.mean, *sizes), aten.col2im.default(x.variance, *sizes))
 
 
-@rule(aten.cumsum.default, exactness=EXACT_IF_UNCORRELATED, reference="linear", acts="linear")
+def _sums_of_the_rest(out: Moments, x: Moments, dim: int, *, dtype: Any = None) -> Linear:
+    """An element is part of every sum from its own on."""
+
+    def pull(cotangent: Tensor) -> list[Tensor]:
+        d = [1 + dim % x.mean.dim()]
+        return [cotangent.to(x.dtype).flip(d).cumsum(d[0]).flip(d)]
+
+    return Linear(pull)
+
+
+@rule(aten.cumsum.default, exactness=EXACT_IF_UNCORRELATED, reference="linear", local=_sums_of_the_rest)
 def cumsum(x: Moments, dim: int, *, dtype: Any = None) -> Moments:
     return Moments(torch.cumsum(x.mean, dim, dtype=dtype), torch.cumsum(x.variance, dim, dtype=dtype))

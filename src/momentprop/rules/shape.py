@@ -8,9 +8,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from momentprop.moments import Moments, mean_of, variance_of
+from momentprop.local import Linear, Local
+from momentprop.moments import Moments, is_moments, mean_of, variance_of
 from momentprop.registry import EXACT, rule
-from momentprop.rules.families import only_random, rearrangement, reshape, same_order, shape_query
+from momentprop.rules.families import (
+    by_position,
+    gathered,
+    only_random,
+    rearrangement,
+    reshape,
+    same_order,
+    shape_query,
+)
+from momentprop.rules.moves import (
+    cast,
+    cut,
+    expanded,
+    joined,
+    narrowed,
+    permuted,
+    selected,
+    sliced,
+    stacked,
+    swapped,
+    unbound,
+)
 
 aten = torch.ops.aten
 
@@ -32,24 +54,21 @@ reshape(
 )
 
 # the same elements in another order
+rearrangement(aten.permute.default, local=permuted)
+rearrangement(aten.transpose.int, aten.t.default, local=swapped)
 rearrangement(
     aten.channel_shuffle.default,
     aten.flip.default,
     aten.movedim.int,
     aten.movedim.intlist,
-    aten.permute.default,
     aten.pixel_shuffle.default,
     aten.pixel_unshuffle.default,
     aten.roll.default,
-    aten.t.default,
-    aten.transpose.int,
 )
 
 # the same elements, some several times
+rearrangement(aten.broadcast_to.default, aten.expand.default, aten.expand_as.default, local=expanded)
 rearrangement(
-    aten.broadcast_to.default,
-    aten.expand.default,
-    aten.expand_as.default,
     aten.im2col.default,
     aten.reflection_pad1d.default,
     aten.reflection_pad2d.default,
@@ -70,27 +89,31 @@ rearrangement(
 )
 
 # some of the elements, or zero in their place
+rearrangement(aten.slice.Tensor, local=sliced)
+rearrangement(aten.narrow.default, local=narrowed)
+rearrangement(aten.select.int, local=selected)
 rearrangement(
     aten.chunk.default,
+    aten.split.Tensor,
+    aten.split.sizes,
+    aten.split_with_sizes.default,
+    local=cut,
+)
+rearrangement(aten.unbind.int, local=unbound)
+rearrangement(
     aten.diag_embed.default,
     aten.diagonal.default,
     aten.gather.default,
     aten.index.Tensor,
     aten.index_select.default,
-    aten.narrow.default,
-    aten.select.int,
-    aten.slice.Tensor,
-    aten.split.Tensor,
-    aten.split.sizes,
-    aten.split_with_sizes.default,
     aten.take_along_dim.default,
     aten.tril.default,
     aten.triu.default,
-    aten.unbind.int,
 )
 
 # several tensors joined, or one written into another
-rearrangement(aten.cat.default, aten.stack.default)
+rearrangement(aten.cat.default, local=joined)
+rearrangement(aten.stack.default, local=stacked)
 rearrangement(
     aten.diagonal_scatter.default,
     aten.select_scatter.default,
@@ -116,6 +139,7 @@ rearrangement(
     aten.to.other,
     aten.type_as.default,
     refuses=_refuses_rounding,
+    local=cast,
 )
 
 # the result depends on shape, dtype and device alone
@@ -147,14 +171,27 @@ def view_as(x: Any, other: Any) -> Moments:
     return Moments(mean_of(x).reshape(size), variance_of(x).reshape(size))
 
 
-@rule(aten.pad.default, exactness=EXACT, reference="moves values", acts="linear")
+def _cropped(
+    out: Moments, x: Moments, padding: list[int], mode: str = "constant", value: float | None = None
+) -> Local:
+    if mode != "constant":
+        return by_position(aten.pad.default, 1)(out, x, padding, mode)
+    return Linear(lambda cotangent: [aten.constant_pad_nd.default(cotangent, [-p for p in padding])])
+
+
+@rule(aten.pad.default, exactness=EXACT, reference="moves values", local=_cropped)
 def pad(x: Moments, padding: list[int], mode: str = "constant", value: float | None = None) -> Moments:
     """Constant padding puts its value into the mean and zero into the variance."""
     variance = aten.pad.default(x.variance, padding, mode)
     return Moments(aten.pad.default(x.mean, padding, mode, value), variance)
 
 
-@rule(aten.constant_pad_nd.default, exactness=EXACT, reference="moves values", acts="linear")
+@rule(
+    aten.constant_pad_nd.default,
+    exactness=EXACT,
+    reference="moves values",
+    local=lambda out, x, padding, value=0: _cropped(out, x, padding),
+)
 def constant_pad_nd(x: Moments, padding: list[int], value: float = 0) -> Moments:
     return Moments(
         aten.constant_pad_nd.default(x.mean, padding, value),
@@ -162,16 +199,28 @@ def constant_pad_nd(x: Moments, padding: list[int], value: float = 0) -> Moments
     )
 
 
+def _unmasked(out: Moments, x: Moments, mask: Tensor, value: Any) -> Linear:
+    return Linear(lambda cotangent: [gathered(cotangent.masked_fill(mask, 0.0), x.shape)])
+
+
 @rule(
     aten.masked_fill.Scalar,
     aten.masked_fill.Tensor,
     exactness=EXACT,
     reference="moves values",
-    acts="linear",
     refuses=only_random("self"),
+    local=_unmasked,
 )
 def masked_fill(x: Moments, mask: Tensor, value: Any) -> Moments:
     return Moments(x.mean.masked_fill(mask, value), x.variance.masked_fill(mask, 0.0))
+
+
+def _chosen(out: Moments, condition: Tensor, x: Any, y: Any) -> Linear:
+    def pull(cotangent: Tensor) -> list[Tensor]:
+        kept = [(x, torch.where(condition, cotangent, 0.0)), (y, torch.where(condition, 0.0, cotangent))]
+        return [gathered(c, v.shape) for v, c in kept if is_moments(v)]
+
+    return Linear(pull)
 
 
 @rule(
@@ -180,8 +229,8 @@ def masked_fill(x: Moments, mask: Tensor, value: Any) -> Moments:
     aten.where.ScalarSelf,
     exactness=EXACT,
     reference="moves values",
-    acts="linear",
     refuses=only_random("self", "other"),
+    local=_chosen,
 )
 def where(condition: Tensor, x: Any, y: Any) -> Moments:
     """One or the other, by a deterministic condition."""
@@ -189,7 +238,17 @@ def where(condition: Tensor, x: Any, y: Any) -> Moments:
     return Moments(mean, torch.where(condition, variance_of(x), variance_of(y)).to(mean.dtype))
 
 
-@rule(aten.copy.default, exactness=EXACT, reference="moves values", acts="linear")
+def _from_source(out: Moments, x: Any, source: Any, non_blocking: bool = False) -> Linear:
+    def pull(cotangent: Tensor) -> list[Tensor | None]:
+        overwritten: list[Tensor | None] = [None] if is_moments(x) else []
+        if not is_moments(source):
+            return overwritten
+        return [*overwritten, gathered(cotangent, source.shape).to(source.mean)]
+
+    return Linear(pull)
+
+
+@rule(aten.copy.default, exactness=EXACT, reference="moves values", local=_from_source)
 def copy(x: Any, source: Any, non_blocking: bool = False) -> Any:
     """The source in the shape and type of x, whose values are overwritten."""
     target = mean_of(x)

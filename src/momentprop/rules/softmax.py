@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from momentprop.gaussian import log_normal_cdf
+from momentprop.gaussian import log_normal_cdf, safe_sqrt
 from momentprop.local import Linear
 from momentprop.moments import Moments
 from momentprop.registry import rule
@@ -95,11 +95,16 @@ def _log_spread(log_p: Tensor, variance: Tensor) -> Tensor:
 
 
 def _softmax_local(out: Moments, x: Moments, dim: int, dtype: torch.dtype | None = None) -> Linear:
-    """Jacobian p_k (d_kj - p_j), at the mean probabilities."""
+    """Jacobian p_k (d_kj - p_j), at the mean probabilities, its rows made smaller as the variance is bounded.
+
+    V_k = s b / (s + b) is s times 1 - V_k / b, so a row shrinks by the root of that.
+    """
     p, dim = out.mean, dim % out.mean.dim()
+    bound = (p * (1 - p)).clamp_min(torch.finfo(p.dtype).tiny)
+    weight = p * safe_sqrt((1 - out.variance / bound).clamp_min(0))
 
     def pull(cotangent: Tensor) -> list[Tensor]:
-        weighted = cotangent * p
+        weighted = cotangent * weight
         return [(weighted - p * weighted.sum(dim + 1, keepdim=True)).to(x.dtype)]
 
     return Linear(pull)

@@ -1,0 +1,106 @@
+"""Transposed maps of the operators that move values and that networks use most.
+
+The others are transposed by the positions of their elements (`families.by_position`), which is as right but
+slower: a scatter instead of a view, a slice or a padding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from momentprop.local import Linear
+from momentprop.moments import Moments, is_moments
+from momentprop.rules.families import gathered
+
+Cotangents = list[Tensor | None]
+
+
+def permuted(out: Moments, x: Moments, dims: list[int]) -> Linear:
+    n = x.mean.dim()
+    inverse = sorted(range(n), key=lambda d: dims[d] % n)
+    return Linear(lambda cotangent: [cotangent.permute(0, *[1 + d for d in inverse])])
+
+
+def swapped(out: Moments, x: Moments, dim0: int = 0, dim1: int = 1) -> Linear:
+    n = x.mean.dim()
+    if n < 2:
+        return Linear(lambda cotangent: [cotangent])
+    return Linear(lambda cotangent: [cotangent.transpose(1 + dim0 % n, 1 + dim1 % n)])
+
+
+def expanded(out: Moments, x: Moments, *_: Any, **__: Any) -> Linear:
+    return Linear(lambda cotangent: [gathered(cotangent, x.shape)])
+
+
+def sliced(
+    out: Moments, x: Moments, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> Linear:
+    n, size = x.mean.dim(), x.shape[dim]
+    first = 0 if start is None else max(start + size, 0) if start < 0 else min(start, size)
+
+    def pull(cotangent: Tensor) -> list[Tensor]:
+        values = cotangent.movedim(1 + dim % n, -1)
+        if step != 1:  # zeros between the elements
+            values = F.pad(values[..., None], (0, step - 1)).flatten(-2)
+        return [F.pad(values, (first, size - first - values.shape[-1])).movedim(-1, 1 + dim % n)]
+
+    return Linear(pull)
+
+
+def narrowed(out: Moments, x: Moments, dim: int, start: int, length: int) -> Linear:
+    return sliced(out, x, dim, start)
+
+
+def selected(out: Moments, x: Moments, dim: int, index: int) -> Linear:
+    inner = sliced(out, x, dim, index % x.shape[dim])
+    return Linear(lambda cotangent: inner.pull(cotangent.unsqueeze(1 + dim % x.mean.dim())))
+
+
+def joined(out: Moments, tensors: list[Any], dim: int = 0) -> Linear:
+    axis = dim % out.mean.dim()
+
+    def pull(cotangent: Tensor) -> list[Tensor]:
+        # an empty tensor of one dimension may be joined to anything
+        sizes = [t.shape[axis] if len(t.shape) == out.mean.dim() else 0 for t in tensors]
+        parts = cotangent.split(sizes, 1 + axis)
+        return [part for part, t in zip(parts, tensors, strict=True) if is_moments(t)]
+
+    return Linear(pull)
+
+
+def stacked(out: Moments, tensors: list[Any], dim: int = 0) -> Linear:
+    def pull(cotangent: Tensor) -> list[Tensor]:
+        parts = cotangent.unbind(1 + dim % out.mean.dim())
+        return [part for part, t in zip(parts, tensors, strict=True) if is_moments(t)]
+
+    return Linear(pull)
+
+
+def _filled(cotangents: Cotangents, parts: list[Moments]) -> list[Tensor]:
+    """Zeros for the parts nothing depends on."""
+    rows = next(c for c in cotangents if c is not None)
+    return [
+        rows.new_zeros(rows.shape[0], *part.shape) if c is None else c
+        for c, part in zip(cotangents, parts, strict=True)
+    ]
+
+
+def cut(out: list[Moments], x: Moments, sizes: Any, dim: int = 0) -> Linear:
+    """split and chunk."""
+    axis = 1 + dim % x.mean.dim()
+    return Linear(lambda cotangents: [torch.cat(_filled(cotangents, out), axis)])
+
+
+def unbound(out: list[Moments], x: Moments, dim: int = 0) -> Linear:
+    axis = 1 + dim % x.mean.dim()
+    return Linear(lambda cotangents: [torch.stack(_filled(cotangents, out), axis)])
+
+
+def cast(out: Moments, x: Any, *_: Any, **__: Any) -> Linear:
+    if not is_moments(x):  # only what lends its type is random
+        return Linear(lambda cotangent: [None])
+    return Linear(lambda cotangent: [cotangent.to(x.mean)])
