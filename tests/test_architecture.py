@@ -30,6 +30,8 @@ ORDER = [
     "coverage",
     "decompose",
     "propagate",
+    "tracking",
+    "jump",
     "derive",
     "adjoint",
     "convert",

@@ -28,12 +28,14 @@ from torch.utils import _pytree as pytree
 from momentprop.derive import DerivedGain, derive_gain
 from momentprop.errors import CovarianceError
 from momentprop.gaussian import safe_sqrt
+from momentprop.jump import Jump, find_jump
 from momentprop.local import Elementwise, Linear, Local
 from momentprop.moments import Moments, is_moments
 from momentprop.registry import RULES, Rule
 from momentprop.samples import Layout
 from momentprop.selection import Selection
 from momentprop.trace import Trace, place_of
+from momentprop.tracking import Tracked, tracked_layers
 
 Cotangent = Any  # a tensor [K, *shape]; for a value that is a list, {position: tensor}
 
@@ -184,7 +186,7 @@ class TwoSweeps(nn.Module):
         self.outputs = [_Ref(v.name) if isinstance(v, fx.Node) else v for v in nodes[-1].args[0]]
         uncertain = [v for v in nodes[-1].args[0] if isinstance(v, fx.Node) and v in random]
         self.n_outputs = sum(selection.count(layouts[v.name].size) for v in uncertain)
-        self.calls = [_call(node, trace.root, random) for node in nodes if node.op in _CALLS]
+        self.calls = _calls(trace, random)
 
     def forward(self, *values: Any) -> list[Any]:
         env = dict(zip(self.placeholders, values, strict=True))
@@ -192,14 +194,23 @@ class TwoSweeps(nn.Module):
         for name, value in env.items():
             if is_moments(value):
                 tape.record(name, [], Elementwise(noise=value.variance), True, None)
+        directions: dict[str, Tensor] = {}
         for call in self.calls:
             args, kwargs = _filled(call.args, env), _filled(call.kwargs, env)
-            out = env[call.name] = call.target(*args, **kwargs)
+            out: Any
+            if isinstance(call.target, Tracked) and is_moments(args[0]):
+                x, weight, bias = args
+                out, directions[call.name] = call.target(x, weight, bias, directions.get(call.inputs[0]))
+            else:
+                out = call.target(*args, **kwargs)
+            env[call.name] = out
             first = out[0] if isinstance(out, (list, tuple)) and len(out) else out
             if not is_moments(first):
                 continue
             inputs = [name for name in call.inputs if _is_random(env[name])]
             local = self._linearize(call, out, args, kwargs)
+            if isinstance(local, Elementwise) and inputs and inputs[0] in directions:
+                directions[call.name] = _times(directions[inputs[0]], local.gain)
             length = None if first is out else len(out)
             tape.record(call.name, inputs, local, call.shared, length)
         outputs = [env[v.name] if isinstance(v, _Ref) else v for v in self.outputs]
@@ -209,26 +220,49 @@ class TwoSweeps(nn.Module):
     def _linearize(self, call: _Call, out: Any, args: Any, kwargs: Any) -> Local:
         if call.gain is not None:
             return call.gain(out, args, kwargs)
-        if isinstance(call.target, Rule) and call.target.local is not None:
+        if isinstance(call.target, (Rule, Jump)) and call.target.local is not None:
             return call.target.local(out, *args, **kwargs)
+        if isinstance(call.target, Tracked):
+            return call.target.local(args[1])
         assert call.target is operator.getitem
         return Linear(lambda cotangent: [{args[1]: cotangent}])
 
 
-_CALLS = ("call_function", "get_attr")
+def _calls(trace: Trace, random: set[fx.Node]) -> list[_Call]:
+    """The graph as calls of rules, with jumps in place of the dropout, dense layer and activation."""
+    nodes = [node for node in trace.graph.nodes if node.op in ("call_function", "get_attr")]
+    jumps = {node: found for node in nodes if node in random and (found := find_jump(node)) is not None}
+    fused = {node for found in jumps.values() for node in found}
+    tracked = tracked_layers(trace.graph, random)
+    return [
+        _jump(node, *jumps[node]) if node in jumps else _call(node, trace.root, random, node in tracked)
+        for node in nodes
+        if node not in fused
+    ]
 
 
-def _call(node: fx.Node, root: nn.Module, random: set[fx.Node]) -> _Call:
+def _call(node: fx.Node, root: nn.Module, random: set[fx.Node], tracked: bool) -> _Call:
     if node.op == "get_attr":
         value = getattr(root, str(node.target))
         return _Call(node.name, lambda: value, (), {}, [], False)
     target: Any = RULES.find(node.target, "accurate") or node.target
     inputs = [v.name for v in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(v, fx.Node)]
     gain = None
-    if isinstance(target, Rule) and target.local is None and node in random:
+    if isinstance(target, Rule) and target.local is None and not target.ignores_values and node in random:
         gain = derive_gain(node, target, random)
     args, kwargs = _plain(node.args), _plain(node.kwargs)
+    if tracked:
+        target, args = Tracked(), (*args, None)[:3]
     return _Call(node.name, target, args, kwargs, inputs, len(node.users) > 1, gain)
+
+
+def _jump(activation: fx.Node, dropout: fx.Node, layer: fx.Node) -> _Call:
+    rule = RULES.find(activation.target, "accurate")
+    assert rule is not None
+    weight, bias = layer.args[1], layer.args[2] if len(layer.args) > 2 else None
+    args = _plain((dropout.args[0], dropout.args[1], weight, bias))
+    inputs = [str(dropout.args[0])]  # its name
+    return _Call(activation.name, Jump(rule), args, {}, inputs, len(activation.users) > 1)
 
 
 def _plain(value: Any) -> Any:
