@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 
-from momentprop.gaussian import log_normal_cdf, max_moments, relu_moments, safe_sqrt
+from momentprop.gaussian import (
+    first_is_larger,
+    log_normal_cdf,
+    max_moments,
+    positive_probability,
+    relu_moments,
+    safe_sqrt,
+)
 
 mp.dps = 60  # the formulas below cancel up to 2 * 12 digits at E / std = 1e6
 
@@ -34,11 +41,11 @@ def true_relu(mean: float, variance: float) -> tuple[mpf, mpf]:
     return first, (e * e + v) * cdf + e * std * pdf - first * first
 
 
-def true_max(e1: float, v1: float, e2: float, v2: float) -> tuple[mpf, mpf]:
-    e1, v1, e2, v2 = map(mpf, (e1, v1, e2, v2))
-    if v1 + v2 == 0:
-        return max(e1, e2), mpf(0)
-    theta = mp.sqrt(v1 + v2)
+def true_max(e1: float, v1: float, e2: float, v2: float, covariance: float = 0.0) -> tuple[mpf, mpf]:
+    e1, v1, e2, v2, covariance = map(mpf, (e1, v1, e2, v2, covariance))
+    if v1 + v2 == 2 * covariance:  # they differ by a constant
+        return max(e1, e2), v1 if e1 >= e2 else v2
+    theta = mp.sqrt(v1 + v2 - 2 * covariance)
     a = (e1 - e2) / theta
     cdf, other, pdf = mp.ncdf(a), mp.ncdf(-a), mp.npdf(a)
     # relative to the higher mean: else a variance in the tail would need hundreds of digits
@@ -79,7 +86,13 @@ def max_scale(e1: float, e2: float, true: mpf) -> mpf:
 
 
 def check_max(inputs, tolerance, smallest) -> None:
+    """At every set of elements: means, variances and, where it is given, the covariance.
+
+    The mean may also be off by the floor under the standard deviation (`safe_sqrt`), which is all that is
+    wrong where both variances are zero.
+    """
     out_mean, out_variance = max_moments(*inputs)
+    floor = safe_sqrt(torch.zeros_like(out_mean[0])).item()
     assert out_mean.isfinite().all()
     assert out_variance.isfinite().all()
     assert (out_variance >= 0).all()
@@ -87,8 +100,9 @@ def check_max(inputs, tolerance, smallest) -> None:
         numbers = [t.item() for t in given_]
         first, second = true_max(*numbers)
         if abs(first) > smallest:
-            error = relative_error(mean, first, max_scale(numbers[0], numbers[2], first))
-            assert error <= tolerance, f"mean: {error:.1e} at {numbers}"
+            scale = max_scale(numbers[0], numbers[2], first)
+            error = relative_error(mean, first, scale)
+            assert error <= tolerance + floor / scale, f"mean: {error:.1e} at {numbers}"
         if second > smallest:
             error = relative_error(variance, second, second)
             assert error <= tolerance, f"variance: {error:.1e} at {numbers}"
@@ -176,6 +190,150 @@ def test_max_anywhere(dtype, tolerance, smallest, e1, v1, e2, v2):
     check_max(inputs, tolerance, smallest)
 
 
+@PRECISIONS
+def test_max_of_small_means_without_variance(dtype, tolerance, smallest):
+    """Below the floor under the standard deviation the mean is off by less than that floor."""
+    values = torch.tensor([0.0, *[s * 10.0**-k for k in (10, 16, 20, 25) for s in (-1, 1)]], dtype=dtype)
+    e1, e2 = torch.cartesian_prod(values, values).T
+    zero = torch.zeros_like(e1)
+    check_max((e1, zero, e2, zero), tolerance, smallest)
+
+
+def correlated(e1, v1, e2, v2, correlation):
+    """The arguments of the maximum of two variables with this correlation."""
+    return e1, v1, e2, v2, correlation * v1.sqrt() * v2.sqrt()
+
+
+@PRECISIONS
+@pytest.mark.parametrize("correlation", [-1.0, -0.9, -0.3, 0.0, 0.5, 0.99])
+def test_max_of_correlated_variables_on_a_grid(dtype, tolerance, smallest, correlation):
+    e1, v1, e2, v2 = pairs().T
+    check_max([x.to(dtype) for x in correlated(e1, v1, e2, v2, correlation)], tolerance, smallest)
+
+
+@PRECISIONS
+@settings(max_examples=200)
+@given(
+    distance=st.floats(-40, 40),
+    log_variance=st.floats(-20, 10),
+    log_ratio=st.floats(-6, 6),
+    offset=st.floats(-10, 10),
+    correlation=st.floats(-1, 0.99),
+)
+def test_max_of_correlated_variables_anywhere(
+    dtype, tolerance, smallest, distance, log_variance, log_ratio, offset, correlation
+):
+    v1 = torch.tensor([10.0**log_variance], dtype=torch.float64)
+    v2 = v1 * 10.0**log_ratio
+    e2 = offset * (v1 + v2).sqrt()
+    inputs = correlated(e2 + distance * (v1 + v2).sqrt(), v1, e2, v2, correlation)
+    check_max([x.to(dtype) for x in inputs], tolerance, smallest)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_max_of_two_that_differ_by_a_constant(dtype):
+    """Correlation one and equal variances: the higher of the two, whatever rounding leaves of theta."""
+    e1, v = torch.randn(50, dtype=dtype), torch.rand(50, dtype=dtype)
+    for e2 in (e1 - 1, e1 + 1, e1):
+        mean, variance = max_moments(e1, v, e2, v, v)
+        torch.testing.assert_close(mean, torch.maximum(e1, e2))
+        torch.testing.assert_close(variance, v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_covariance_of_zero_is_no_covariance(dtype):
+    inputs = pairs().to(dtype).T
+    rounding = 64 * torch.finfo(dtype).eps
+    for function in (max_moments, first_is_larger):
+        without = torch.stack(function(*inputs)) if function is max_moments else function(*inputs)
+        given_zero = function(*inputs, torch.zeros_like(inputs[0]))
+        given_zero = torch.stack(given_zero) if function is max_moments else given_zero
+        torch.testing.assert_close(given_zero, without, rtol=rounding, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_an_impossible_covariance_does_no_harm(dtype):
+    """Rounding may leave a covariance above what the variances allow: nothing negative or infinite follows."""
+    e, v1, v2 = torch.randn(50, dtype=dtype), torch.rand(50, dtype=dtype), torch.rand(50, dtype=dtype)
+    for factor in (1.001, 2.0, -1.001, -2.0):
+        covariance = factor * (v1 * v2).sqrt()
+        mean, variance = max_moments(e, v1, -e, v2, covariance)
+        probability = first_is_larger(e, v1, -e, v2, covariance)
+        assert mean.isfinite().all()
+        assert variance.isfinite().all()
+        assert (variance >= 0).all()
+        assert ((probability >= 0) & (probability <= 1)).all()
+
+
+@PRECISIONS
+def test_positive_probability_on_a_grid(dtype, tolerance, smallest):
+    a, v = torch.cartesian_prod(
+        torch.tensor(DISTANCES, dtype=torch.float64), torch.tensor(VARIANCES, dtype=torch.float64)
+    ).T
+    check_probability((a * v.sqrt()).to(dtype), v.to(dtype), tolerance, smallest)
+
+
+@PRECISIONS
+@settings(max_examples=300)
+@given(a=st.floats(-40, 60), log_variance=st.floats(-30, 12))
+def test_positive_probability_anywhere(dtype, tolerance, smallest, a, log_variance):
+    variance = torch.tensor([10.0**log_variance], dtype=torch.float64)
+    check_probability((a * variance.sqrt()).to(dtype), variance.to(dtype), tolerance, smallest)
+
+
+def check_probability(mean, variance, tolerance, smallest) -> None:
+    """Relative to the true value, however small; values below `smallest` only have to be in [0, 1]."""
+    out = positive_probability(mean, variance)
+    assert ((out >= 0) & (out <= 1)).all()
+    for e, v, value in zip(mean, variance, out, strict=True):
+        true = mp.ncdf(mpf(e.item()) / mp.sqrt(mpf(v.item())))
+        if true > smallest:
+            error = relative_error(value, true, true)
+            assert error <= tolerance, f"{error:.1e} at E = {e:.9g}, V = {v:.9g}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_positive_probability_without_variance(dtype):
+    """The derivative of relu, with one half at zero, where it has a kink."""
+    mean = torch.tensor([-1e6, -1.0, -1e-6, 0.0, 1e-6, 1.0, 1e6], dtype=dtype)
+    out = positive_probability(mean, torch.zeros_like(mean))
+    torch.testing.assert_close(out, torch.tensor([0, 0, 0, 0.5, 1, 1, 1], dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("correlation", [-1.0, -0.5, 0.0, 0.9])
+def test_first_is_larger(dtype, correlation):
+    """P(X1 > X2) = Phi((E1 - E2) / theta), to the rounding of that argument; and 1 less it the other way."""
+    a, log_v1, log_v2, offset = torch.randn(4, 200, dtype=torch.float64)
+    v1, v2 = log_v1.exp(), (2 * log_v2).exp()
+    inputs = correlated(offset + 3 * a * (v1 + v2).sqrt(), v1, offset, v2, correlation)
+    e1, v1, e2, v2, covariance = (x.to(dtype) for x in inputs)
+    out = first_is_larger(e1, v1, e2, v2, covariance)
+    other = first_is_larger(e2, v2, e1, v1, covariance)
+    torch.testing.assert_close(out + other, torch.ones_like(out))
+    for *numbers, value in zip(e1, v1, e2, v2, covariance, out, strict=True):
+        m1, w1, m2, w2, c = (mpf(x.item()) for x in numbers)
+        true = mp.ncdf((m1 - m2) / mp.sqrt(w1 + w2 - 2 * c))
+        assert abs(mpf(value.item()) - true) <= 64 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("correlation", [-0.9, 0.0, 0.5])
+def test_first_is_larger_is_the_gain_of_the_maximum(correlation):
+    """dE[max] / dE1 = P(X1 > X2): what the sweep back multiplies by."""
+    e1, e2, v1, v2 = torch.randn(4, 100, dtype=torch.float64)
+    e1, v1, e2, v2, covariance = correlated(e1.requires_grad_(), v1.exp(), e2, v2.exp(), correlation)
+    mean, _ = max_moments(e1, v1, e2, v2, covariance)
+    (gain,) = torch.autograd.grad(mean.sum(), e1)
+    torch.testing.assert_close(gain, first_is_larger(e1, v1, e2, v2, covariance), rtol=1e-11, atol=1e-14)
+
+
+def test_positive_probability_is_the_gain_of_relu():
+    mean, variance = torch.randn(2, 100, dtype=torch.float64)
+    mean, variance = mean.requires_grad_(), variance.exp()
+    (gain,) = torch.autograd.grad(relu_moments(mean, variance)[0].sum(), mean)
+    torch.testing.assert_close(gain, positive_probability(mean, variance), rtol=1e-11, atol=1e-14)
+
+
 def test_max_with_a_certain_zero_is_relu():
     mean, variance = torch.randn(50, dtype=torch.float64), torch.rand(50, dtype=torch.float64)
     zero = torch.zeros_like(mean)
@@ -239,7 +397,16 @@ def test_gradients_are_finite_everywhere(dtype):
         torch.tensor([0.0, *VARIANCES], dtype=dtype),
     ).T
     inputs = [t.clone().requires_grad_() for t in (a, v, a.flip(0), v.flip(0))]
-    for function, arguments in ((relu_moments, inputs[:2]), (max_moments, inputs)):
-        mean, variance = function(*arguments)
-        for gradient in torch.autograd.grad(mean.sum() + variance.sum(), arguments):
+    smaller = torch.minimum(inputs[1], inputs[3]).detach()  # |C| <= sqrt(V1 V2) for |C| <= min(V1, V2)
+    for function, arguments in (
+        (relu_moments, inputs[:2]),
+        (positive_probability, inputs[:2]),
+        (max_moments, inputs),
+        (first_is_larger, inputs),
+        *((max_moments, [*inputs, (r * smaller).requires_grad_()]) for r in (-1.0, 0.5, 1.0)),
+        *((first_is_larger, [*inputs, (r * smaller).requires_grad_()]) for r in (-1.0, 0.5, 1.0)),
+    ):
+        out = function(*arguments)
+        loss = sum(o.sum() for o in out) if isinstance(out, tuple) else out.sum()
+        for gradient in torch.autograd.grad(loss, arguments):
             assert gradient.isfinite().all()

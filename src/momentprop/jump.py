@@ -30,9 +30,7 @@ Beyond p n = 4 there is nothing left to gain; `pays` says so.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -157,10 +155,13 @@ class Jump:
         return 1.0 if local.gain is None else local.gain
 
 
-def _patterns(count: int, p: float) -> Iterator[tuple[tuple[bool, ...], float]]:
+def _patterns(count: int, p: float) -> list[tuple[list[bool], float]]:
     """Every way to keep or drop so many inputs, and its probability."""
-    for kept in itertools.product((True, False), repeat=count):
-        yield kept, math.prod(1 - p if k else p for k in kept)
+    patterns: list[tuple[list[bool], float]] = [([], 1.0)]
+    for _ in range(count):
+        kept = [([*k, True], q * (1 - p)) for k, q in patterns]
+        patterns = kept + [([*k, False], q * p) for k, q in patterns]
+    return patterns
 
 
 def _along(cotangent: Tensor, response: Tensor) -> Tensor:
