@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -85,17 +85,27 @@ class Tape:
             return
         for value in inputs:
             self.settle(value)
-        self.steps.append(_Step(name, inputs, local, length))
-        self.pending[name] = _Pending(name)
+        # its noise waits: noises of element-by-element operators behind it will join it
+        mapped = f"{name}'"
+        noise = None if length is not None else local.noise
+        self.steps.append(
+            _Step(name if noise is None else mapped, inputs, replace(local, noise=None), length)
+        )
+        self.pending[name] = _Pending(name) if noise is None else _Pending(mapped, noise=noise)
+        if shared:
+            self.settle(name)
 
     def settle(self, name: str) -> None:
         """Make a step of a value that several operators use, or that a linear map takes."""
         value = self.pending[name]
         if value.root == name:
             return
-        gain = value.gain
+        gain, noise = value.gain, value.noise
+        if isinstance(gain, Tensor) and noise is not None and gain.shape == noise.shape:
+            # written out here, or compilers evaluate both once more for every output
+            gain, noise = torch.stack([gain, noise])
         inputs = [] if value.root is None else [value.root]
-        local = Linear(lambda cotangent: [_times(cotangent, gain)], value.noise)
+        local = Linear(lambda cotangent: [_times(cotangent, gain)], noise)
         self.steps.append(_Step(name, inputs, local))
         self.pending[name] = _Pending(name)
 
@@ -111,7 +121,8 @@ class Tape:
             if local.noise is not None:
                 total = total + _scattered(cotangent, local.noise, layouts[step.out], batch)
             if local.spread is not None:
-                total = total + _outer(layouts[step.out].split(local.spread(cotangent), batch))
+                layout = layouts[step.out.rstrip("'")]
+                total = total + _outer(layout.split(local.spread(cotangent), batch))
             if step.length is not None:
                 cotangent = [cotangent.get(i) for i in range(step.length)]
             if step.inputs:
@@ -123,6 +134,9 @@ class Tape:
 
 def _scattered(cotangent: Tensor, noise: Tensor, layout: Layout, batch: Any) -> Tensor:
     """sum over elements of c_k noise c_l, per sample."""
+    if noise.dim() > 3 and layout.whole:
+        # images with their channels last, as convolutions leave them: the order of a sum's terms is free
+        cotangent, noise = cotangent.movedim(2, -1), noise.movedim(1, -1)
     if cotangent.shape[0] == 1:
         return layout.split(cotangent * cotangent * noise, batch).sum(-1, keepdim=True)
     return _outer(layout.split(cotangent * safe_sqrt(noise), batch))

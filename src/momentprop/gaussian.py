@@ -155,6 +155,17 @@ def max_moments(
 
     Both brackets are non-negative, so V is where C = 0 (the default).
     """
+    return max_response(mean_1, variance_1, mean_2, variance_2, covariance)[:2]
+
+
+def max_response(
+    mean_1: Tensor,
+    variance_1: Tensor,
+    mean_2: Tensor,
+    variance_2: Tensor,
+    covariance: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`max_moments`, and P(X1 > X2): the gain of max(X1, X2) on X1; that on X2 is 1 less it."""
     total = variance_1 + variance_2
     if covariance is not None:
         total = (total - 2 * covariance).clamp_min(0)
@@ -169,25 +180,13 @@ def max_moments(
     higher = torch.where(first_is_higher, variance_1, variance_2)
     lower = torch.where(first_is_higher, variance_2, variance_1)
     change = q * (q * (lower * h_ratio - higher * (h_ratio + 2 * a * g_ratio)))
-    variance = higher + change
     if covariance is None:
-        return higher_mean + theta * g, variance - (total * g) * g
-    shared = 2 * (covariance * g) * a  # 2 C g^2 is in total already
-    return higher_mean + theta * g, (variance + shared - (total * g) * g).clamp_min(0)
-
-
-def first_is_larger(
-    mean_1: Tensor,
-    variance_1: Tensor,
-    mean_2: Tensor,
-    variance_2: Tensor,
-    covariance: Tensor | None = None,
-) -> Tensor:
-    """P(X1 > X2) for normal X1 and X2: the gain of max(X1, X2) on X1; on X2 it is 1 less that."""
-    total = variance_1 + variance_2
-    if covariance is not None:
-        total = (total - 2 * covariance).clamp_min(0)
-    return positive_probability(mean_1 - mean_2, total)
+        variance = higher + change - (total * g) * g
+    else:
+        shared = 2 * (covariance * g) * a  # 2 C g^2 is in total already
+        variance = (higher + change + shared - (total * g) * g).clamp_min(0)
+    tail = q * (q * (h_ratio + a * g_ratio))
+    return higher_mean + theta * g, variance, torch.where(first_is_higher, 1 - tail, tail)
 
 
 def log_normal_cdf(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from momentprop.gaussian import first_is_larger, max_moments
+from momentprop.gaussian import max_moments, max_response
 from momentprop.local import Linear
 from momentprop.moments import Moments
 from momentprop.neighbours import neighbours_of
@@ -101,6 +101,15 @@ class Windows:
         """Back from channels last."""
         return values.movedim(-1, -1 - len(self.kernel))[0]
 
+    def tiled(self, values: list[Tensor]) -> Tensor:
+        """One value per position in the window, side by side: [..., count, kernel, ..., channels]."""
+        n = len(self.kernel)
+        for d in reversed(range(n)):
+            size = self.kernel[d]
+            groups = [values[i : i + size] for i in range(0, len(values), size)]
+            values = [torch.stack(group, 2 * (d - n)) for group in groups]
+        return values[0][0]
+
     def covariance(self, x: Moments, first: tuple[int, ...], second: tuple[int, ...]) -> Tensor | None:
         """Between two elements of every window, where x tells; None stands for zero."""
         neighbours, n = neighbours_of(x), len(self.kernel)
@@ -147,8 +156,10 @@ def _fold(x: Moments, windows: Windows, correlated: bool) -> Pooled:
     shared = {p: between(positions[-1], p) for p in positions[:-1]}  # running maximum and p
     for position in reversed(positions[:-1]):
         arguments = (*elements[position], best_mean, best_variance, shared.pop(position))
-        wins = first_is_larger(*arguments)
-        best_mean, best_variance = torch.stack(max_moments(*arguments))
+        if not correlated:
+            best_mean, best_variance = torch.stack(max_moments(*arguments))
+            continue
+        best_mean, best_variance, wins = torch.stack(max_response(*arguments))
         weights = {p: w * (1 - wins) for p, w in weights.items()} | {position: wins}
         shared = {p: _mixed(wins, between(position, p), old) for p, old in shared.items()}
 
@@ -176,9 +187,8 @@ def _max_pool_local(out: Pooled, x: Moments, *_: Any) -> Linear:
     windows, weights = out.windows, out.weights
     noise = (out.variance - windows.close(out.explained())).clamp_min(0)
     if windows.tile:
-        gains = torch.stack([windows.close(weights[p]) for p in windows.positions], -1)
+        gains = windows.tiled([weights[p] for p in windows.positions])
         return Linear(lambda cotangent: [_unpooled(cotangent, x.mean, windows, gains)], noise)
-
     return Linear(lambda cotangent: [_spread_out(cotangent, x.mean, windows, weights)], noise)
 
 
@@ -200,20 +210,14 @@ def _spread_out(cotangent: Tensor, x: Tensor, windows: Windows, weights: dict[An
 def _unpooled(cotangent: Tensor, x: Tensor, windows: Windows, gains: Tensor) -> Tensor:
     """The transposed map where windows tile the input: every element takes its window's cotangent."""
     n = len(windows.kernel)
-    lead = cotangent.dim() - n
-    # [K, ..., count_1, kernel_1, count_2, kernel_2, ...]
-    shape = list(cotangent.shape[:lead])
-    wide = cotangent
+    wide = cotangent.movedim(-1 - n, -1)  # channels last, as the gains
+    for d in reversed(range(n)):
+        wide = wide.unsqueeze(2 * (d - n))
+    full = wide * gains
     for d in range(n):
-        wide = wide.unsqueeze(lead + 2 * d + 1)
-    stacked = gains.unflatten(-1, windows.kernel)
-    order = list(range(lead - 1))
-    for d in range(n):
-        order += [lead - 1 + d, lead - 1 + n + d]
-    full = (wide * stacked.permute(order)).reshape(
-        *shape, *[c * k for c, k in zip(windows.counts, windows.kernel, strict=True)]
-    )
+        full = full.flatten(-3 - d, -2 - d)
     missing = [size - c * k for size, c, k in zip(x.shape[-n:], windows.counts, windows.kernel, strict=True)]
+    full = full.movedim(-1, -1 - n)
     return F.pad(full, [w for m in missing[::-1] for w in (0, m)]) if any(missing) else full
 
 
@@ -224,7 +228,7 @@ def _max_pool(n: int, op: Any) -> None:
             fidelity=fidelity,
             exactness="approximate: the maximum of two is taken as Gaussian for the next fold",
             reference="paper, max pooling; Clark 1961",
-            local=_max_pool_local,
+            local=None if fidelity == "paper" else _max_pool_local,
         )
         def propagate(
             x: Moments,
