@@ -337,7 +337,7 @@ def _with_covariance(
 
 def _completed(out: Moments, covariance: Tensor, indices: Tensor | None, layout: Layout) -> Moments:
     """The forward sweep's variance gives way to the covariance's diagonal."""
-    diagonal = covariance.diagonal(dim1=1, dim2=2)
+    diagonal = covariance.flatten(1)[:, :: covariance.shape[1] + 1]
     if indices is not None:
         diagonal = layout.samples(out.variance).scatter(1, indices, diagonal)
     return Moments(out.mean, layout.restored(diagonal, out.mean), covariance, indices)

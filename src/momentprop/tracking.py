@@ -103,11 +103,13 @@ def _factor(products: Tensor, test: Tensor) -> Tensor:
     """U with U^T U = Y^T (Y T^T)^-1 Y, by elimination; a direction without variance is zero."""
     found: list[Tensor] = []
     for y, t in zip(products, test, strict=True):
+        before = (y * y).sum(-1, keepdim=True)
         for u in found:
             y = y - u * (u * t).sum(-1, keepdim=True)
         along = (y * t).sum(-1, keepdim=True)
         size = (y * y).sum(-1, keepdim=True)
         # where rounding decides, there is no direction: the variance stays with the diagonal
-        enough = along * along > size * torch.finfo(y.dtype).eps
+        eps = torch.finfo(y.dtype).eps
+        enough = (size > before * eps) & (along * along > size * eps) & (along > 0)
         found.append(torch.where(enough, y * along.clamp_min(_tiny(y)).rsqrt(), 0.0))
     return torch.stack(found)
