@@ -23,6 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import momentprop as mp
 
+TIERS = ("paper", "fast", "accurate")
+
 
 def paper_cnn(n_classes: int = 10) -> nn.Sequential:
     """Three blocks of convolution, ReLU, pooling, dropout; two dense layers of 128."""
@@ -95,42 +97,40 @@ def main() -> None:
 
     model = paper_cnn()
     start = time.perf_counter()
-    bnn = mp.convert(model, torch.zeros(1, 3, 32, 32), fidelity="paper")
-    conversion = time.perf_counter() - start
+    tiers = {tier: mp.convert(model, torch.zeros(1, 3, 32, 32), fidelity=tier) for tier in TIERS}
+    conversion = (time.perf_counter() - start) / len(tiers)
+    single = paper_cnn(1)
+    tiers["accurate, K=1"] = mp.convert(single, torch.zeros(1, 3, 32, 32), fidelity="accurate")
     x = torch.randn(8, 3, 32, 32)
-    limit = multiply_adds(lambda: bnn(x)) / multiply_adds(lambda: model(x))
+    plain_work = multiply_adds(lambda: model(x))
+    limits = {tier: multiply_adds(lambda bnn=bnn: bnn(x)) / plain_work for tier, bnn in tiers.items()}
     machine = f"{platform.machine()}, {args.threads} thread(s), torch {torch.__version__}"
-    print(f"{machine}; convert took {conversion:.1f} s; multiply-adds, ratio to plain: {limit:.2f}")
-    print("time in units of one compiled plain pass")
+    print(f"{machine}; convert takes {conversion:.1f} s; 10 outputs unless it says K=1")
+    print("time in units of one compiled plain pass, each method compiled")
     mc = f"MC T={args.samples}"
-    print(f"{'batch':>6} {'paper tier':>11} {mc:>9} {'plain eager':>12} {'paper eager':>12}")
+    names = [*tiers, mc]
+    print(f"{'batch':>16} " + " ".join(f"{name:>13}" for name in names))
+    print(f"{'multiply-adds':>16} " + " ".join(f"{limits[tier]:>13.2f}" for tier in tiers))
     rows = []
     with torch.no_grad():
         for batch in args.batches:
             torch._dynamo.reset()
             x = torch.randn(batch, 3, 32, 32)
             plain = torch.compile(model, fullgraph=True, dynamic=False)
-            paper = torch.compile(bnn, fullgraph=True, dynamic=False)
 
             def sample(x: torch.Tensor = x) -> object:
-                return mp.monte_carlo(bnn, x, n_samples=args.samples, compile=True)
+                return mp.monte_carlo(tiers["paper"], x, n_samples=args.samples, compile=True)
 
-            methods: dict[str, Callable[[], object]] = {
-                "plain": lambda x=x, f=plain: f(x),
-                "paper": lambda x=x, f=paper: f(x),
-                "mc": sample,
-                "plain_eager": lambda x=x: model(x),
-                "paper_eager": lambda x=x: bnn(x),
-            }
+            methods: dict[str, Callable[[], object]] = {"plain": lambda x=x, f=plain: f(x), mc: sample}
+            for tier, bnn in tiers.items():
+                compiled = torch.compile(bnn, fullgraph=True, dynamic=False)
+                methods[tier] = lambda x=x, f=compiled: f(x)
             times = take_turns(methods, args.seconds)
             ratios = {name: times[name] / times["plain"] for name in methods}
             rows.append({"batch": batch, "ratios": ratios})
-            print(
-                f"{batch:>6} {ratios['paper']:>11.2f} {ratios['mc']:>9.1f} "
-                f"{ratios['plain_eager']:>12.2f} {ratios['paper_eager']:>12.2f}"
-            )
+            print(f"{batch:>16} " + " ".join(f"{ratios[name]:>13.2f}" for name in names), flush=True)
     if args.out:
-        result = {"machine": machine, "convert_seconds": conversion, "multiply_adds": limit, "rows": rows}
+        result = {"machine": machine, "convert_seconds": conversion, "multiply_adds": limits, "rows": rows}
         with open(args.out, "w") as file:
             json.dump(result, file, indent=1)
 

@@ -63,7 +63,7 @@ def run(
     n_observed: int = 200,
     n_samples: int = 30,
     truth_samples: int = 2000,
-    fidelity: str = "paper",
+    fidelity: str = "accurate",
     repeats: int = 7,
     progress: Progress | None = None,
 ) -> ToyResult:
