@@ -51,11 +51,11 @@ def main() -> None:
         sampling = progress.add_task("sampling", total=max(1.0, work))
         for case in cases:
             progress.update(sampling, description=f"sampling, {case.name}")
-            samples = [
+            reference, independent = (
                 load_samples(case, role, lambda work: progress.advance(sampling, work)) for role in SEEDS
-            ]
+            )
             progress.update(sampling, description=f"evaluating, {case.name}")
-            network = result["networks"][case.name] = evaluate(case, *samples, sizes)
+            network = result["networks"][case.name] = evaluate(case, reference, independent, sizes)
             network["bar"] = check_network(case.name, network["rows"]["accurate"])
             _write(result, args.out)
             _say_done(progress, sampling, case.name, network["rows"]["accurate"])
@@ -108,7 +108,7 @@ def _say_done(progress: Progress, task: TaskID, name: str, row: dict[str, Any]) 
     left = f"; about {seconds / 60:.0f} min of sampling left" if seconds else ""
     median = row["std_ratio"]["median"]
     progress.console.print(
-        f"{name}: accurate has std / MC's {median:.3f}, T_eq {worth}{left}", highlight=False
+        f"{name}: accurate has std / MC's {median:.3f}, T_eq {worth}{left}", soft_wrap=True
     )
 
 

@@ -15,6 +15,7 @@ from momentprop.plots import COLORS
 
 STYLE = {"paper": (COLORS[1], "s"), "fast": (COLORS[5], "^"), "accurate": (COLORS[2], "o")}
 FONT = 8  # points, at the width of a page
+_PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
 
 
 def draw(networks: dict[str, Any], pareto: dict[str, Any] | None, path: Path) -> None:
@@ -23,7 +24,8 @@ def draw(networks: dict[str, Any], pareto: dict[str, Any] | None, path: Path) ->
     figure = Figure(figsize=(6.6, ratio_height + pareto_height), dpi=200, layout="constrained")
     FigureCanvasAgg(figure)
     if pareto:
-        top, bottom = figure.subfigures(2, 1, height_ratios=[pareto_height, ratio_height])
+        parts: Any = figure.subfigures(2, 1, height_ratios=[pareto_height, ratio_height])
+        top, bottom = parts
         keys = sorted((k for k in pareto if k.startswith("K=")), key=lambda k: -int(k[2:]))
         for panel, key in zip(top.subplots(1, len(keys), squeeze=False)[0], keys, strict=True):
             _pareto(panel, pareto[key])
@@ -58,7 +60,7 @@ def _pareto(panel: Axes, result: dict[str, Any]) -> None:
     panel.set(xscale="log", yscale="log")
     panel.margins(y=0.14)
     panel.set_xlim(1, 1.8 * max(points[-1][1], result["tiers"]["accurate"]["mc_cost_at_t_eq"]))
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.xaxis.set_major_formatter(_PLAIN)
     panel.xaxis.set_minor_formatter(NullFormatter())
     panel.yaxis.set_minor_formatter(NullFormatter())
     outputs = result["fidelity"]["outputs"]
@@ -87,7 +89,8 @@ def _ratios(panel: Axes, networks: dict[str, Any]) -> None:
         panel.plot([r["median"] for r in ratios], rows, marker, color=color, markersize=3.5, label=tier)
     panel.set_yticks(range(len(networks)), list(networks))
     panel.set_ylim(len(networks) - 0.5, -0.5)
-    panel.set_xlim(left=0)
+    panel.set_xscale("log", base=2)  # half and twice are equally wrong
+    panel.xaxis.set_major_formatter(_PLAIN)
     panel.set_xlabel("std / std of MC dropout (median and 5 to 95 % of outputs and inputs)", fontsize=FONT)
     panel.legend(fontsize=FONT - 1, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
     _tidy(panel)

@@ -71,7 +71,7 @@ def first_output(model: nn.Sequential) -> nn.Sequential:
     with torch.no_grad():
         head.weight.copy_(last.weight[:1])
         head.bias.copy_(last.bias[:1])
-    return nn.Sequential(*model[:-1], head).eval()
+    return nn.Sequential(*list(model)[:-1], head).eval()
 
 
 def load_case(name: str, quick: bool) -> Case:

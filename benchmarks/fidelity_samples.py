@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ def missing_work(case: Case) -> float:
     """Multiply-adds of the chunks that are not on disk yet."""
     work = 0.0
     for index, (model, x) in enumerate(case.members):
-        one = multiply_adds(lambda model=model, x=x: model(x[:1]))
+        one = multiply_adds(partial(model, x[:1]))
         for role in SEEDS:
             paths = _chunks(case, index, role)
             work += one * len(x) * _count(case, role) / len(paths) * sum(not p.exists() for p in paths)
@@ -48,7 +49,7 @@ def _member(case: Case, index: int, role: str, advance: Advance) -> Tensor:
             continue
         bnn = bnn or mp.convert(model, x[:2], "paper")
         batches = x.split(BATCH)
-        one = multiply_adds(lambda: model(x[:1]))
+        one = multiply_adds(partial(model, x[:1]))
         parts = []
         for j, batch in enumerate(batches):
             # compiling takes longer than sampling where there is little to sample

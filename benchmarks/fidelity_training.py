@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -91,7 +92,7 @@ def uci_network(name: str, quick: bool, seed: int = 0) -> tuple[nn.Module, Tenso
         return nn.Sequential(*hidden, nn.Dropout(p), nn.Linear(50, 1))
 
     def train(model: nn.Module) -> None:
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": [v for k, v in model.named_parameters() if k.endswith("weight")]},
             {"params": [v for k, v in model.named_parameters() if k.endswith("bias")], "weight_decay": 0.0},
         ]

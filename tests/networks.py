@@ -60,7 +60,7 @@ def _norm(cls: Any, channels: int) -> nn.Module:
 def _conv(draw: Draw, cls: Any, shape: Shape) -> nn.Module:
     channels, *sizes = shape
     groups = draw(st.sampled_from([g for g in (1, 2, channels) if channels % g == 0]))
-    dilation = draw(st.integers(1, 2))
+    dilation = draw(st.integers(1, min(2, *sizes)))  # else windows may lie in the padding, whatever x is
     kernel = draw(st.integers(1, 3))
     fits = min(sizes) >= dilation * (kernel - 1) + 1
     same = draw(st.booleans()) or not fits
@@ -142,14 +142,17 @@ def _reduce(draw: Draw) -> nn.Module:
     return Apply(function, name)
 
 
-def layer(draw: Draw, shape: Shape, depth: int) -> nn.Module:
+NOT_LINEAR = ("relu", "dropout", "channel_dropout", "max_pool", "softmax")
+
+
+def layer(draw: Draw, shape: Shape, depth: int, linear: bool = False) -> nn.Module:
     """One random layer that accepts [batch, *shape]."""
     n = len(shape) - 1
     kinds = ["relu", "dropout", "affine", "reshape", "linear", "reduce"]
     kinds += ["residual"] if depth > 0 else []
     kinds += ["conv", "max_pool", "avg_pool", "adaptive", "norm", "channel_dropout"] if 1 <= n <= 3 else []
     kinds += ["norm", "softmax"] if n == 0 else []
-    kind = draw(st.sampled_from(kinds))
+    kind = draw(st.sampled_from([k for k in kinds if not (linear and k in NOT_LINEAR)]))
     match kind:
         case "relu":
             return nn.ReLU(inplace=draw(st.booleans()))
@@ -179,7 +182,7 @@ def layer(draw: Draw, shape: Shape, depth: int) -> nn.Module:
         case "norm":
             return _norm([nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d][n], shape[0])
         case _:
-            inner = nn.Sequential(*[layer(draw, shape, 0) for _ in range(1)])
+            inner = nn.Sequential(layer(draw, shape, 0, linear))
             return Residual(inner, draw(st.booleans()), draw(st.sampled_from(["add", "sub", "cat"])))
 
 
@@ -188,18 +191,19 @@ def output_shape(module: nn.Module, shape: Shape) -> Shape:
         return tuple(module.eval()(torch.zeros(BATCH, *shape)).shape[1:])
 
 
+input_shapes = st.one_of(
+    st.tuples(st.integers(1, 6)),
+    st.tuples(small, st.integers(2, 8)),
+    st.tuples(small, st.integers(2, 7), st.integers(2, 7)),
+    st.tuples(small, *[st.integers(2, 4)] * 3),
+)
+
+
 @st.composite
 def networks(draw: Draw) -> tuple[nn.Sequential, Shape]:
     """A network of 1 to 8 layers with at least one dropout, and the shape of its input."""
     torch.manual_seed(draw(st.integers(0, 2**16)))
-    shape = draw(
-        st.one_of(
-            st.tuples(st.integers(1, 6)),
-            st.tuples(small, st.integers(2, 8)),
-            st.tuples(small, st.integers(2, 7), st.integers(2, 7)),
-            st.tuples(small, *[st.integers(2, 4)] * 3),
-        )
-    )
+    shape = draw(input_shapes)
     depth = draw(st.integers(1, 8))
     place = draw(st.integers(0, depth - 1))  # of a dropout that is always there
     layers: list[nn.Module] = []
@@ -212,6 +216,25 @@ def networks(draw: Draw) -> tuple[nn.Sequential, Shape]:
         layers.append(new)
         current = after
     return nn.Sequential(*layers).eval(), shape
+
+
+@st.composite
+def linear_after_dropout(draw: Draw) -> tuple[nn.Module, nn.Module, Shape]:
+    """A dropout, of elements or of channels, and a linear network of 1 to 6 layers to follow it."""
+    torch.manual_seed(draw(st.integers(0, 2**16)))
+    shape = draw(input_shapes)
+    of_channels = [nn.Dropout1d, nn.Dropout2d, nn.Dropout3d][len(shape) - 2 : len(shape) - 1]
+    dropout = draw(st.sampled_from([nn.Dropout, *of_channels] if len(shape) > 1 else [nn.Dropout]))
+    layers: list[nn.Module] = []
+    current: Shape = shape
+    for _ in range(draw(st.integers(1, 6))):
+        new = layer(draw, current, 1, linear=True)
+        after = output_shape(new, current)
+        if 0 in after or math.prod(after) > 500 or not after:
+            continue
+        layers.append(new)
+        current = after
+    return dropout(draw(probabilities)), nn.Sequential(*layers).eval(), shape
 
 
 @st.composite

@@ -1,19 +1,24 @@
-"""Differential fuzzing: random networks against the plain network and against sampling.
+"""Differential fuzzing: random networks in every tier, against the plain network and against sampling.
 
-300 networks by default; a longer run with `pytest tests/test_fuzz.py --hypothesis-profile=long`.
+400 networks by default; a longer run with `pytest tests/test_fuzz.py --hypothesis-profile=long`.
 """
 
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from torch import nn
+from torch import Tensor, nn
 
 import momentprop as mp
-from networks import BATCH, Shape, networks, one_nonlinearity
+from momentprop.selection import Selection
+from momentprop.trace import trace
+from networks import BATCH, Shape, linear_after_dropout, networks, one_nonlinearity
 
 # torch says so once per process, for the plain network too
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -21,37 +26,92 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even k
 examples = settings.default.max_examples
 fuzz = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
+MOST_OUTPUTS = 64  # per sample, that covariance is computed for
+
+
+@pytest.fixture(autouse=True, scope="module")
+def single_thread() -> Iterator[None]:
+    """On tensors this small threads only wait for each other."""
+    n = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n)
+
+
+def in_every_tier(model: nn.Module, x: Any, n_outputs: int) -> dict[str, mp.BayesianNetwork]:
+    """As `convert` does, but tracing once, which takes most of the time."""
+    traced = trace(model, x)
+    tiers = ["paper", "fast"] + (["accurate"] if n_outputs <= MOST_OUTPUTS else [])
+    uncertain = (isinstance(x, mp.Moments),)
+    return {t: mp.BayesianNetwork(model, traced, t, Selection(), uncertain) for t in tiers}
+
+
+def assert_is_a_covariance(out: mp.Moments) -> None:
+    """Finite, symmetric, positive semidefinite to rounding, its diagonal the variance."""
+    covariance, batch = out.covariance, out.mean.shape[0]
+    size = math.prod(out.mean.shape[1:])
+    assert covariance.shape == (batch, size, size)
+    assert covariance.isfinite().all()
+    assert torch.equal(covariance, covariance.mT)
+    assert torch.equal(covariance.diagonal(dim1=1, dim2=2), out.variance.reshape(batch, size))
+    if batch:
+        largest = out.variance.reshape(batch, size).amax(1, keepdim=True)
+        smallest = torch.linalg.eigvalsh(covariance.double())
+        assert (smallest >= -1e-5 * size * largest - 1e-30).all()
+
 
 @settings(fuzz, max_examples=2 * examples)
 @given(networks())
 def test_random_networks(network: tuple[nn.Sequential, Shape]) -> None:
-    """Converts; no NaN; variance >= 0; and at variance zero it is the plain network."""
+    """Converts in every tier; no NaN; variance >= 0; and at variance zero it is the plain network."""
     model, shape = network
     x = torch.randn(BATCH, *shape)
-    bnn = mp.convert(model, x)
-    out = bnn(x)
-    assert out.mean.isfinite().all()
-    assert out.variance.isfinite().all()
-    assert (out.variance >= 0).all()
-    assert out.mean.shape == model(x).shape
-    assert bnn(x[:0]).mean.shape[0] in (0, out.mean.shape[0])
+    plain = model(x)
+    n_outputs = plain[0].numel()
+    for tier, bnn in in_every_tier(model, x, n_outputs).items():
+        out = bnn(x)
+        assert out.mean.shape == plain.shape
+        assert out.mean.isfinite().all()
+        assert out.variance.isfinite().all()
+        assert (out.variance >= 0).all()
+        empty = bnn(x[:0])
+        assert empty.mean.shape[0] in (0, out.mean.shape[0])
+        if tier == "accurate":
+            assert_is_a_covariance(out)
+            assert_is_a_covariance(empty)
+            for i in range(BATCH):  # samples do not influence each other
+                alone = bnn(x[i : i + 1]).covariance[0]
+                scale = out.variance[i].amax().item()
+                torch.testing.assert_close(alone, out.covariance[i], rtol=1e-3, atol=1e-4 * scale + 1e-30)
+        else:
+            assert out.covariance is None
 
-    if any(isinstance(m, (nn.Softmax, nn.LogSoftmax)) for m in model.modules()):
-        return  # the paper's softmax is not softmax at variance zero
     quiet = copy.deepcopy(model)
     for module in quiet.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
     certain = mp.Moments(x, 0.0)
-    still = mp.convert(quiet, certain)(certain)
-    torch.testing.assert_close(still.mean, model(x), rtol=1e-5, atol=1e-5)
-    assert (still.variance.abs() <= 1e-12).all()
+    for tier, bnn in in_every_tier(quiet, certain, n_outputs).items():
+        if tier == "paper" and any(isinstance(m, nn.Softmax) for m in model.modules()):
+            continue  # the paper's softmax is not softmax at variance zero
+        still = bnn(certain)
+        torch.testing.assert_close(still.mean, plain, rtol=1e-5, atol=1e-5)
+        assert (still.variance.abs() <= 1e-12).all()
+        if tier == "accurate":
+            assert (still.covariance.abs() <= 1e-12).all()
+
+
+def sampled_covariance(samples: Tensor) -> tuple[Tensor, Tensor]:
+    """Of samples [n, K], with standard errors."""
+    deviation = samples - samples.mean(0)
+    products = deviation[:, :, None] * deviation[:, None, :]
+    return products.mean(0), products.std(0) / math.sqrt(len(samples))
 
 
 @settings(fuzz, max_examples=examples)
 @given(one_nonlinearity())
 def test_one_nonlinearity_agrees_with_sampling(network: tuple[nn.Sequential, Shape]) -> None:
-    """Moments are exact here: the oracle is within 5.5 standard errors, mean and variance.
+    """Moments are exact here, in every tier: the oracle is within 5.5 standard errors, covariance included.
 
     The noise is as large as the means, so that no unit is on in a handful of samples only, where
     sampling misjudges its own error.
@@ -59,9 +119,36 @@ def test_one_nonlinearity_agrees_with_sampling(network: tuple[nn.Sequential, Sha
     model, shape = network
     model = model.double()
     x = mp.Moments(torch.randn(1, *shape).double() / 2, torch.rand(1, *shape).double() + 1)
-    bnn = mp.convert(model, x)
-    out = bnn(x)
-    mc = mp.monte_carlo(bnn, x, n_samples=8000)
-    mean_error = torch.maximum(mc.mean_error, (out.variance / mc.n_samples).sqrt())
-    assert ((out.mean - mc.mean).abs() <= 5.5 * mean_error + 1e-9).all()
-    assert ((out.variance - mc.variance).abs() <= 5.5 * mc.variance_error + 1e-9).all()
+    tiers = in_every_tier(model, x, model(x.mean)[0].numel())
+    assert "accurate" in tiers
+    mc = mp.monte_carlo(tiers["paper"], x, n_samples=8000)
+    for bnn in tiers.values():
+        out = bnn(x)
+        mean_error = torch.maximum(mc.mean_error, (out.variance / mc.n_samples).sqrt())
+        assert ((out.mean - mc.mean).abs() <= 5.5 * mean_error + 1e-9).all()
+        assert ((out.variance - mc.variance).abs() <= 5.5 * mc.variance_error + 1e-9).all()
+    covariance, error = sampled_covariance(mc.samples[:, 0].flatten(1))
+    assert ((out.covariance[0] - covariance).abs() <= 5.5 * error + 1e-9).all()
+
+
+@settings(fuzz, max_examples=examples)
+@given(linear_after_dropout())
+def test_linear_networks_are_exact(network: tuple[nn.Module, nn.Module, Shape]) -> None:
+    """Behind a dropout of x, Cov = p/(1-p) sum of c c^T over masks, with c what a masked part contributes."""
+    dropout, rest, shape = network
+    model = nn.Sequential(dropout, rest).double().eval()
+    x = torch.randn(2, *shape, dtype=torch.float64)
+    size, n_outputs = x[0].numel(), rest(x)[0].numel()
+    chosen = None if n_outputs <= MOST_OUTPUTS else list(range(0, n_outputs, n_outputs // 10))
+    with torch.no_grad():
+        out = mp.convert(model, x, "accurate", outputs=chosen)(x)
+        parts = torch.eye(size, dtype=x.dtype)  # each a sample of its own, with one element of x
+        if not isinstance(dropout, nn.Dropout):
+            parts = parts.reshape(shape[0], -1, size).sum(1)  # or one channel
+        for i, sample in enumerate(x):
+            masked = (parts * sample.flatten()).reshape(-1, *shape)
+            contributions = (rest(masked) - rest(torch.zeros_like(masked))).flatten(1)
+            contributions = contributions if chosen is None else contributions[:, chosen]
+            expected = dropout.p / (1 - dropout.p) * contributions.T @ contributions
+            scale = expected.diagonal().amax().item()
+            torch.testing.assert_close(out.covariance[i], expected, rtol=1e-9, atol=1e-10 * scale + 1e-20)

@@ -10,12 +10,14 @@ takes the place of gain times jump. Source j then adds p(1-p) d_j d_j^T to the u
 first-order term of the Hoeffding decomposition, exact up to interactions of two or more dropped inputs.
 
 The expectations run over the masks of all other inputs. Those of a unit's three largest contributors are
-enumerated; the others together count as Gaussian. Mean, variance and gain of a unit are the mixture over the
-same patterns, and noise is what its variance exceeds the responses.
+enumerated. Of the others, either none is dropped, which with a small p is most of the time, or some are, and
+their sum then counts as Gaussian, with the mean and variance that make up for the first case. Mean,
+variance and gain of a unit are the mixture over the same cases, and noise is what its variance exceeds the
+responses.
 
-This takes 16 evaluations of the activation's mean per weight and sample, so it is done where jumps matter
+This takes 32 evaluations of the activation's mean per weight and sample, so it is done where jumps matter
 and the layer is small. Measured on a hidden layer of 50 units over standard normal inputs, std over MC std,
-5..95 %:
+5..95 % (with the others simply Gaussian; on these inputs the two do not differ):
 
     inputs n, p      p n     gain            response
     8, 0.005         0.04    0.85 .. 1.08    0.97 .. 1.04
@@ -31,6 +33,7 @@ Beyond p n = 4 there is nothing left to gain; `pays` says so.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -71,6 +74,36 @@ def find_jump(activation: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     return (dropout, layer) if pays(n_inputs, n_units, dropout.args[1]) else None  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class _Rest:
+    """The inputs of a unit that are not enumerated: their sum's deviation from its mean, in two cases."""
+
+    variance: Tensor
+    all_kept: Tensor  # the deviation when none is dropped
+    count: int
+    passing: Tensor | None  # variance that has nothing to do with masks
+    cases: list[tuple[float, Any, Tensor]]  # probability, shift, variance
+
+    @staticmethod
+    def of(variance: Tensor, all_kept: Tensor, count: int, p: float, passing: Tensor | None) -> _Rest:
+        none_dropped = (1 - p) ** count
+        some = 1 - none_dropped
+        base = torch.zeros_like(variance) if passing is None else passing.expand_as(variance)
+        cases: list[tuple[float, Any, Tensor]] = [(none_dropped, all_kept, base)]
+        if count > 0:
+            # mean 0 and the given variance over both cases together
+            shift = all_kept * (-none_dropped / some)
+            spread = (variance - none_dropped * all_kept * all_kept) / some - shift * shift
+            cases.append((some, shift, base + spread.clamp_min(0)))
+        return _Rest(variance, all_kept, count, passing, cases)
+
+    def without(self, squares: Tensor, jump: Tensor, p: float) -> _Rest:
+        """Less one input each: [..., units, inputs]."""
+        passing = None if self.passing is None else self.passing[..., None]
+        variance = (self.variance[..., None] - squares).clamp_min(0)
+        return _Rest.of(variance, self.all_kept[..., None] - jump, max(self.count - 1, 0), p, passing)
+
+
 class Jumped(Moments):
     """An activation's moments, with what the adjoint needs."""
 
@@ -94,31 +127,42 @@ class Jump:
         count = min(_ENUMERATED, weight.shape[1])
         top, largest = squares.topk(count, -1)
         enumerated = contributions.gather(-1, largest)
-        # variance of what is not enumerated, and of that without one more input
-        rest = (squares.sum(-1) - top.sum(-1)).clamp_min(0)
-        rest = rest if passing is None else rest + passing
-        others = (rest[..., None] - squares).clamp_min(0)
-        jump = contributions * odds  # w x / (1-p) - w x
+        jump = contributions * odds  # what an input adds to the mean when it is kept: w x / (1-p) - w x
+        rest = _Rest.of(
+            (squares.sum(-1) - top.sum(-1)),
+            jump.sum(-1) - odds * enumerated.sum(-1),
+            weight.shape[1] - count,
+            p,
+            passing,
+        )
+        others = rest.without(squares, jump, p)  # and without one more input
 
+        # all patterns of the enumerated inputs at once, in front: [patterns, ..., units]
         center = F.linear(mean, weight, bias)
+        kept, chance = _patterns(count, p, center)
+        steps = _either(kept, odds, -1.0, center).reshape(-1, *[1] * center.dim(), count)
+        base = center + (enumerated * steps).sum(-1)
+        given = _either(kept, 1 / (1 - p), -1 / p, center)  # kept less dropped, as weights
         first: Any = 0.0
         second: Any = 0.0
         gain: Any = 0.0
         response: Any = 0.0
-        responses: list[Any] = [0.0] * count
-        for kept, probability in _patterns(count, p):
-            shifts = [e * (odds if k else -1.0) for e, k in zip(enumerated.unbind(-1), kept, strict=True)]
-            base = center + sum(shifts[1:], shifts[0])
-            unit = self._moments(base, rest)
-            first = first + probability * unit.mean
-            second = second + probability * (unit.variance + unit.mean * unit.mean)
-            gain = gain + probability * self._gain(base, rest)
-            for i, k in enumerate(kept):
-                responses[i] = responses[i] + unit.mean * (probability / (1 - p) if k else -probability / p)
-            moved = self._mean(base[..., None] + jump, others)
-            response = response + probability * (moved - self._mean(base[..., None] - contributions, others))
+        responses: Any = 0.0
+        for share, shift, variance in rest.cases:
+            at, spread = base + shift, variance.expand(base.shape)
+            unit = self._moments(at, spread)
+            first = first + _mixed(chance * share, unit.mean)
+            second = second + _mixed(chance * share, unit.variance + unit.mean * unit.mean)
+            gain = gain + _mixed(chance * share, self._gain(at, spread))
+            each = [_mixed(chance * share * given[:, i], unit.mean) for i in range(count)]
+            responses = responses + torch.stack(each, -1)
+        for share, shift, variance in others.cases:
+            at = base[..., None] + shift
+            spread = variance.expand(at.shape)
+            bent = self._mean(at + jump, spread) - self._mean(at - contributions, spread)
+            response = response + _mixed(chance * share, bent)
         out = Jumped(first, (second - first * first).clamp_min(0))
-        response = response.scatter(-1, largest, torch.stack(responses, -1))
+        response = response.scatter(-1, largest, responses)
         out.response = response * math.sqrt(p * (1 - p))
         out.gain, out.passing = gain, passing
         return out
@@ -155,13 +199,21 @@ class Jump:
         return 1.0 if local.gain is None else local.gain
 
 
-def _patterns(count: int, p: float) -> list[tuple[list[bool], float]]:
-    """Every way to keep or drop so many inputs, and its probability."""
-    patterns: list[tuple[list[bool], float]] = [([], 1.0)]
-    for _ in range(count):
-        kept = [([*k, True], q * (1 - p)) for k, q in patterns]
-        patterns = kept + [([*k, False], q * p) for k, q in patterns]
-    return patterns
+def _patterns(count: int, p: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Every way to keep or drop so many inputs, [2^count, count], and its probability."""
+    numbers = torch.arange(2**count, device=like.device)
+    kept = (numbers[:, None] >> torch.arange(count, device=like.device)) % 2 == 1
+    return kept, _either(kept, 1 - p, p, like).prod(1)
+
+
+def _either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
+    """torch.where of two numbers, in the precision of `like`."""
+    return condition.to(like.dtype) * (yes - no) + no
+
+
+def _mixed(weights: Tensor, values: Tensor) -> Tensor:
+    """The weighted sum over patterns."""
+    return (weights.reshape(-1, *[1] * (values.dim() - 1)) * values).sum(0)
 
 
 def _along(cotangent: Tensor, response: Tensor) -> Tensor:

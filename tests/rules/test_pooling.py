@@ -6,13 +6,19 @@ from hypothesis import strategies as st
 from properties import AnyRule, LinearRule, SampledRule, Samples, Setting, X, check_gradients, fixed, setting
 
 from momentprop.moments import Moments
+from momentprop.neighbours import attach
 
 aten = torch.ops.aten
 max_pool2d = setting(aten.max_pool2d.default).rule
 
 
-def many(op, *args):
-    return Setting(op, args, n_samples=50_000)
+def many(op, *args, fidelity="paper"):
+    return Setting(op, args, fidelity=fidelity, n_samples=50_000)
+
+
+def fast(op, *args):
+    """The rule of the other tiers: the same where nothing tells a covariance."""
+    return Setting(op, args, fidelity="fast")
 
 
 # Windows of at most two elements inside the input: exact.
@@ -26,6 +32,9 @@ PAIRS = [
     many(aten.max_pool2d.default, X(2, 4, 3), [2, 1], [1, 2], [1, 0], [2, 1]),
     many(aten.max_pool2d.default, X(1, 1, 3, 3), [1, 1], [2]),
     many(aten.max_pool3d.default, X(1, 1, 2, 2, 4), [1, 1, 2], [1, 2, 1]),
+    many(aten.max_pool1d.default, X(1, 1, 5), [2], [2], [1], fidelity="fast"),
+    many(aten.max_pool2d.default, X(2, 4, 3), [2, 1], [1, 2], [1, 0], [2, 1], fidelity="fast"),
+    many(aten.max_pool3d.default, X(1, 1, 2, 2, 4), [1, 1, 2], [1, 2, 1], fidelity="fast"),
 ]
 
 WINDOWS = [
@@ -45,6 +54,10 @@ WINDOWS = [
     setting(aten.max_pool3d.default, X(1, 2, 2, 4, 4), [2, 2, 2]),
     setting(aten.max_pool3d.default, X(2, 3, 4, 3), [2, 3, 2], [1, 2, 2], [1, 1, 0], [1, 1, 2]),
     setting(aten.max_pool3d.default, X(1, 1, 3, 4, 3), 2, 2, 0, 1, True),
+    fast(aten.max_pool1d.default, X(2, 7), [3], [2], [1], [1], True),
+    fast(aten.max_pool2d.default, X(2, 2, 5, 5), 2),
+    fast(aten.max_pool2d.default, X(1, 1, 6, 7), [3, 3], [3, 2], [1, 1], [1, 2], True),
+    fast(aten.max_pool3d.default, X(2, 3, 4, 3), [2, 3, 2], [1, 2, 2], [1, 1, 0], [1, 1, 2]),
 ]
 
 AVERAGES = [
@@ -192,3 +205,144 @@ def test_gradients_pass_padding(dtype, variance):
     out = max_pool2d(Moments(mean, v), [3, 3], [2, 2], [1, 1])
     for gradient in torch.autograd.grad(out.mean.sum() + out.variance.sum(), [mean, v]):
         assert gradient.isfinite().all()
+
+
+def convolved(x: Moments, weight: torch.Tensor, fidelity: str, *settings) -> Moments:
+    """The output of a convolution of independent Gaussians, which knows what its neighbours share."""
+    n = weight.dim() - 2
+    return Setting(getattr(aten, f"conv{n}d").default, (), fidelity=fidelity).rule(x, weight, None, *settings)
+
+
+def smoothing(n: int, channels: int, size: int) -> torch.Tensor:
+    """Weights of one sign, as of a learned blur: neighbours are alike."""
+    return torch.rand(channels, 2, *[size] * n, dtype=torch.float64)
+
+
+def image(n: int, size: int, batch: int = 1) -> Moments:
+    mean, variance = torch.randn(2, batch, 2, *[size] * n, dtype=torch.float64)
+    return Moments(mean, variance.exp())
+
+
+def sampled_maxima(x: Moments, weight: torch.Tensor, settings, pool, count: int = 100_000) -> Samples:
+    """Of the pooled convolution, for one image."""
+    n = weight.dim() - 2
+    convolve = getattr(F, f"conv{n}d")
+    parts = [
+        pool(
+            convolve(
+                (x.mean + x.std * torch.randn(5000, *x.shape[1:], dtype=x.dtype)), weight, None, *settings
+            )
+        )
+        for _ in range(count // 5000)
+    ]
+    return Samples(torch.cat(parts)[:, None])
+
+
+@pytest.mark.parametrize(
+    ("n", "window", "settings"),
+    [
+        (1, ([2],), ()),
+        (1, ([2],), ([2],)),
+        (1, ([2], [1], [0], [2]), ([1], [2], [2])),
+        (2, ([1, 2],), ()),
+        (2, ([2, 1],), ([1, 1], [1, 1])),
+        (2, ([1, 2],), ([1, 1], [0, 0], [1, 1], 2)),
+        (3, ([1, 2, 1],), ()),
+    ],
+    ids=str,
+)
+def test_windows_of_two_correlated_elements_are_exact(n, window, settings):
+    """Two Gaussians with the covariance that the convolution tells: within 5 standard errors of sampling."""
+    groups = settings[3] if len(settings) == 4 else 1
+    x, weight = image(n, 7 if n < 3 else 4), smoothing(n, 2, 3)[:, : 2 // groups]
+    pool = Setting(getattr(aten, f"max_pool{n}d").default, (), fidelity="fast")
+    samples = sampled_maxima(x, weight, settings, lambda z: pool.op(z, *window))
+    samples.assert_agrees(pool.rule(convolved(x, weight, "fast", *settings), *window))
+    alone = pool.rule(attach(convolved(x, weight, "fast", *settings), None), *window)
+    with pytest.raises(AssertionError, match=r"mean|variance"):  # covariance matters here
+        samples.assert_agrees(alone)
+
+
+@pytest.mark.parametrize(
+    ("n", "window", "stride", "of_mean", "of_std"),
+    [
+        (1, [3], [3], 0.020, 0.054),
+        (2, [2, 2], [2, 2], 0.021, 0.039),
+        (2, [3, 3], [2, 2], 0.047, 0.116),
+        (3, [2, 2, 2], [2, 2, 2], 0.019, 0.094),
+    ],
+    ids=str,
+)
+def test_told_covariance_is_closer_to_sampling(n, window, stride, of_mean, of_std):
+    """Measured: what it leaves of the errors of mean and standard deviation, as medians over all windows."""
+    x, weight = image(n, 8 if n < 3 else 6), smoothing(n, 3, 3)
+    pool = Setting(getattr(aten, f"max_pool{n}d").default, (), fidelity="fast")
+    samples = sampled_maxima(x, weight, (), lambda z: pool.op(z, window, stride), count=40_000)
+    told = pool.rule(convolved(x, weight, "fast"), window, stride)
+    alone = pool.rule(attach(convolved(x, weight, "fast"), None), window, stride)
+    std = samples.variance.sqrt()
+    with_it, without = (((out.mean - samples.mean) / std).abs().median() for out in (told, alone))
+    assert with_it <= 1.5 * of_mean * without
+    with_it, without = ((out.std / std - 1).abs().median() for out in (told, alone))
+    assert with_it <= 1.5 * of_std * without
+
+
+def test_tier_paper_takes_the_elements_of_a_window_for_independent():
+    x, weight = image(2, 6), smoothing(2, 3, 3)
+    by_tier = {
+        t: Setting(aten.max_pool2d.default, (), fidelity=t).rule for t in ("paper", "fast", "accurate")
+    }
+    out = {t: pool(convolved(x, weight, t), [2, 2]) for t, pool in by_tier.items()}
+    alone = by_tier["fast"](attach(convolved(x, weight, "fast"), None), [2, 2])
+    torch.testing.assert_close(out["paper"].mean, alone.mean)
+    torch.testing.assert_close(out["paper"].variance, alone.variance)
+    torch.testing.assert_close(out["accurate"].mean, out["fast"].mean)
+    assert (out["fast"].mean < out["paper"].mean).all()  # what is alike has a lower maximum
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [([3, 3], [2, 2], [1, 1]), ([3, 3], [2, 2], [0, 0], [1, 1], True)],
+    ids=["padded", "ceil_mode"],
+)
+def test_windows_over_the_border_are_no_worse_with_covariance(settings):
+    """Padding has no covariance with anything: to take it for a neighbour would show here."""
+    x, weight = image(2, 6), smoothing(2, 3, 3)
+    pool = Setting(aten.max_pool2d.default, (), fidelity="fast")
+    samples = sampled_maxima(x, weight, (), lambda z: pool.op(z, *settings), count=40_000)
+    told = pool.rule(convolved(x, weight, "fast"), *settings)
+    alone = pool.rule(attach(convolved(x, weight, "fast"), None), *settings)
+    with_it, without = (((o.mean - samples.mean).abs() / samples.variance.sqrt()) for o in (told, alone))
+    assert (with_it <= without + 0.05).all()
+
+
+@pytest.mark.parametrize(
+    ("window", "stride"), [([2, 2], [2, 2]), ([3, 3], [2, 2]), ([2, 1], [1, 1])], ids=str
+)
+def test_weights_of_the_maximum_are_a_distribution(window, stride):
+    """How much of the maximum each element of a window is: the transposed map gives 1 back per window."""
+    rule = Setting(aten.max_pool2d.default, (), fidelity="accurate").rule
+    x = convolved(image(2, 8, batch=2), smoothing(2, 3, 3), "accurate")
+    out = rule(x, window, stride)
+    n = out.mean.numel()
+    rows = torch.eye(n, dtype=torch.float64).reshape(n, *out.shape)
+    local = rule.local(out, x, window, stride)
+    (pulled,) = local.pull(rows)
+    assert (pulled >= 0).all()
+    torch.testing.assert_close(pulled.flatten(1).sum(1), torch.ones(n, dtype=torch.float64))
+    assert (local.noise >= 0).all()
+
+
+def test_linear_part_of_a_pair_of_correlated_elements():
+    """V_out = J C J^T + noise with the full covariance C of the elements."""
+    rule = Setting(aten.max_pool1d.default, (), fidelity="accurate").rule
+    x, weight = image(1, 8), smoothing(1, 1, 3)
+    z = convolved(x, weight, "accurate")
+    jacobian = torch.func.jacrev(lambda v: F.conv1d(v, weight).flatten())(x.mean).flatten(1)
+    covariance = jacobian @ torch.diag(x.variance.flatten()) @ jacobian.T
+    out = rule(z, [2])
+    local = rule.local(out, z, [2])
+    n = out.mean.numel()
+    (pulled,) = local.pull(torch.eye(n, dtype=torch.float64).reshape(n, *out.shape))
+    explained = (pulled.flatten(1) @ covariance @ pulled.flatten(1).T).diagonal()
+    torch.testing.assert_close(explained + local.noise.flatten(), out.variance.flatten())
