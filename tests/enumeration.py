@@ -1,4 +1,4 @@
-"""An oracle for small networks: every way to drop, with its probability. Nothing of the library is used.
+"""An oracle for small networks: every way to drop, with its probability. Of the library only Moments is used.
 
 For a network that is linear between its dropouts, mean and covariance are exact to rounding, and so are
 they for uncertain inputs: Cov = E[A V A^T] + Cov[A x] over the masks, with A the Jacobian.
@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 import momentprop as mp
 
 _PER_ELEMENT = (F.dropout,)
-_PER_CHANNEL = (F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout)
+_PER_CHANNEL = (F.dropout1d, F.dropout2d, F.dropout3d)
 
 
 class Masks(TorchFunctionMode):
@@ -60,12 +60,15 @@ def enumerate_masks(model: nn.Module, *inputs: Any) -> list[tuple[Tensor, Tensor
 
     Each sample runs alone, in a batch of one. Inputs may be Moments.
     """
-    batch = next(len(mp.moments.mean_of(x)) for x in inputs)
-    samples = [_one(model, [_sample(x, i) for x in inputs]) for i in range(batch)]
+    samples = [_one(model, [_sample(x, i) for x in inputs]) for i in range(len(_mean(inputs[0])))]
     return [
         tuple(torch.stack(parts) for parts in zip(*output, strict=True))  # type: ignore[misc]
         for output in zip(*samples, strict=True)
     ]
+
+
+def _mean(x: Any) -> Tensor:
+    return x.mean if isinstance(x, mp.Moments) else x
 
 
 def _sample(x: Any, i: int) -> Any:
@@ -75,7 +78,7 @@ def _sample(x: Any, i: int) -> Any:
 
 
 def _one(model: nn.Module, inputs: list[Any]) -> list[tuple[Tensor, Tensor]]:
-    plain = [x.mean if isinstance(x, mp.Moments) else x for x in inputs]
+    plain = [_mean(x) for x in inputs]
     uncertain = [i for i, x in enumerate(inputs) if isinstance(x, mp.Moments)]
 
     def run(*values: Tensor) -> tuple[Tensor, ...]:

@@ -561,18 +561,10 @@ class TestNetworks:
 
 # raised inside torch's own compiler
 @pytest.mark.filterwarnings("ignore:.*torch._prims_common.check.*:FutureWarning")
-@pytest.mark.parametrize(
-    ("model", "shape"),
-    [
-        (mlp(), (4,)),
-        (nn.Sequential(nn.Dropout(0.5), nn.ReflectionPad2d(1), nn.Flatten(), nn.Linear(50, 2)), (2, 3, 3)),
-    ],
-    ids=["dense", "reflection"],
-)
-def test_compiled_code_gives_the_same_numbers(model: nn.Module, shape: tuple[int, ...]) -> None:
-    """By torch's own compiler, not only in its graphs; for any batch."""
-    bnn = mp.convert(model.eval(), torch.zeros(2, *shape), "accurate")
-    x = torch.randn(5, *shape)
+def test_compiled_code_gives_the_same_numbers() -> None:
+    """By torch's own compiler, not only in its graphs."""
+    bnn = mp.convert(mlp().eval(), torch.zeros(2, 4), "accurate")
+    x = torch.randn(5, 4)
     with torch.no_grad():
         compiled = torch.compile(bnn, fullgraph=True, dynamic=True)
         torch.testing.assert_close(compiled(x).covariance, bnn(x).covariance)

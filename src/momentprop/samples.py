@@ -2,8 +2,8 @@
 
 Covariance is wanted between outputs of one sample. For that the sweep back has to know, at every source of
 noise, which elements belong to which sample; and models move, merge and split their batch dimension as they
-like (`[B, T, C] -> [B T, C]`, `[T, B, C]`). So it is observed: the network runs once on a small batch
-whose middle sample is NaN, which passes through every operator; what is NaN then depends on that sample.
+like (`[B, T, C] -> [B T, C]`, `[T, B, C]`). So it is observed: the network runs on a small random batch, and
+once more with one sample of it changed. What is different then depends on that sample.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import Tensor, fx
 
 from momentprop.trace import DROPOUTS, Trace
 
-_BATCH, _MIDDLE = 3, 1
+_CHANGED = 1  # not the middle one: a flipped batch must not look like one that is not
+_TRIES = 2  # an activation may hide a change, not every time
 
 
 @dataclass(frozen=True)
@@ -60,21 +61,25 @@ class Layout:
 
 def layouts(trace: Trace, state: list[Tensor]) -> dict[str, Layout]:
     """The layout of every value, by name, that depends on the inputs and in which samples do not mix."""
+    batch = _batch_size(trace)
     try:
-        values = _run(trace, state)
-    except Exception:  # the model cannot run on a probe: nothing is known about any value
+        before = _run(trace, state, batch, 0)
+        tries = [_run(trace, state, batch, seed) for seed in range(1, _TRIES + 1)]
+    except Exception:  # the model cannot run on such a batch: nothing is known about any value
         return {}
     found = {}
-    for node, value in values.items():
-        parts = [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, Tensor)]
-        layout = _layout(parts[0].isnan()) if parts else None
+    for name, value in before.items():
+        touched = torch.zeros_like(value, dtype=torch.bool)
+        for after in tries:
+            touched |= (after[name] != value) & ~(after[name].isnan() & value.isnan())
+        layout = _layout(touched, batch)
         if layout is not None:
-            found[node.name] = layout
+            found[name] = layout
     return found
 
 
-def _layout(touched: Tensor) -> Layout | None:
-    """A cut of the value into samples such that what was touched lies in the middle one.
+def _layout(touched: Tensor, batch: int) -> Layout | None:
+    """A cut of the value into samples such that what was touched lies in one of them.
 
     It may be less than that sample: padding is part of a sample, but does not depend on it.
     """
@@ -82,21 +87,39 @@ def _layout(touched: Tensor) -> Layout | None:
         return None
     for d, size in enumerate(touched.shape):
         before, after = math.prod(touched.shape[:d]), math.prod(touched.shape[d + 1 :])
-        for outer in range(1, size // _BATCH + 1):  # a merged dimension is [outer, batch, inner]
-            inner, rest = divmod(size, _BATCH * outer)
+        for outer in range(1, size // batch + 1):  # a merged dimension is [outer, batch, inner]
+            inner, rest = divmod(size, batch * outer)
             if rest:
                 continue
-            cut = touched.reshape(before * outer, _BATCH, inner * after)
-            if cut[:, _MIDDLE].sum() == touched.sum():
-                return Layout(before * outer, inner * after, d == 0 and size == _BATCH)
+            cut = touched.reshape(before * outer, batch, inner * after)
+            if cut[:, _CHANGED].sum() == touched.sum():
+                return Layout(before * outer, inner * after, d == 0 and size == batch)
     return None
 
 
-def _run(trace: Trace, state: list[Tensor]) -> dict[fx.Node, Any]:
-    """All values of the graph on a batch of three, the middle one NaN; dropouts do nothing."""
+def _batch_size(trace: Trace) -> int:
+    """A small number that is no factor of any other size in the graph."""
+    values = [node.meta.get("val") for node in trace.graph.nodes]
+    sizes = {s for v in values if isinstance(v, Tensor) for s in v.shape if isinstance(s, int)}
+    primes = (5, 7, 11, 13, 17, 19, 23)
+    return next((p for p in primes if all(s % p for s in sizes)), primes[-1])
+
+
+def _run(trace: Trace, state: list[Tensor], batch: int, seed: int) -> dict[str, Tensor]:
+    """All values of the graph on a small batch; a seed other than 0 changes one sample of it."""
     env: dict[fx.Node, Any] = {}
     placeholders = [n for n in trace.graph.nodes if n.op == "placeholder"]
-    inputs = [_probe(e, b) for e, b in zip(trace.signature.examples, trace.signature.batched, strict=True)]
+    signature = trace.signature
+    generator = torch.Generator().manual_seed(0)
+    inputs = [
+        _probe(example, generator, batch if batched else None)
+        for example, batched in zip(signature.examples, signature.batched, strict=True)
+    ]
+    if seed:
+        generator.manual_seed(seed)
+        for value, batched in zip(inputs, signature.batched, strict=True):
+            if batched:
+                value[_CHANGED] = _probe(value[_CHANGED], generator, change=True)
     device = next((t.device for t in state), torch.device("cpu"))
     for node, value in zip(placeholders, [*state, *inputs], strict=True):
         env[node] = value.to(device) if isinstance(value, Tensor) else value
@@ -107,45 +130,16 @@ def _run(trace: Trace, state: list[Tensor]) -> dict[fx.Node, Any]:
             elif node.op == "call_function":
                 args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
                 env[node] = args[0] if node.target in DROPOUTS else node.target(*args, **kwargs)
-                _poison(node, env)
-    return {n: v for n, v in env.items() if n.op == "call_function" or n in trace.input_nodes}
+    inner = [n for n in env if n.op == "call_function" or n in trace.input_nodes]
+    firsts = {n.name: v[0] if isinstance(v := env[n], (list, tuple)) and len(v) else v for n in inner}
+    return {name: value for name, value in firsts.items() if isinstance(value, Tensor)}
 
 
-def _probe(example: Any, batched: bool) -> Any:
+def _probe(example: Any, generator: torch.Generator, batch: int | None = None, change: bool = False) -> Any:
+    """Numbers in -1..1, everyday inputs that are 0 as an index too; integers 0, or 1 for a change."""
     if not isinstance(example, Tensor):
         return example
-    shape = [_BATCH, *example.shape[1:]] if batched else example.shape
+    shape = example.shape if batch is None else [batch, *example.shape[1:]]
     if not example.is_floating_point():
-        return torch.zeros(shape, dtype=example.dtype)  # an index or a mask: valid everywhere
-    value = torch.ones(shape, dtype=example.dtype)
-    if batched:
-        value[_MIDDLE] = math.nan
-    return value
-
-
-def _poison(node: fx.Node, env: dict[fx.Node, Any]) -> None:
-    """What is looked up by integer inputs cannot inherit NaN from them: its own batch dimension takes it."""
-    value = env[node]
-    if not isinstance(value, Tensor) or not value.is_floating_point() or value.isnan().any():
-        return
-    from_batch = [
-        env[n] for n in node.all_input_nodes if isinstance(env.get(n), Tensor) and _integer_batch(n, env[n])
-    ]
-    symbolic = node.meta.get("val")
-    if from_batch and isinstance(symbolic, Tensor) and symbolic.dim() and _open_batch(symbolic):
-        env[node] = value.clone()
-        env[node][_MIDDLE] = math.nan
-
-
-def _integer_batch(node: fx.Node, value: Tensor) -> bool:
-    symbolic = node.meta.get("val")
-    return not value.is_floating_point() and isinstance(symbolic, Tensor) and _open_batch(symbolic)
-
-
-def _open_batch(symbolic: Tensor) -> bool:
-    """Whether the first dimension is the batch and nothing else."""
-    return (
-        symbolic.dim() > 0
-        and isinstance(symbolic.shape[0], torch.SymInt)
-        and symbolic.shape[0].node.expr.is_symbol
-    )
+        return torch.full(shape, int(change), dtype=example.dtype)
+    return torch.rand(shape, dtype=example.dtype, generator=generator) * 2 - 1
