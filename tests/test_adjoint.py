@@ -102,6 +102,10 @@ LINEAR = {
     "select and index": lambda m, x: (lambda y: y[:, 2:3] + y[:, [1, 0, 1]])(m.drop(x)),
     "chunks": lambda m, x: (lambda a, b: a.sum(1) + 2 * b[:, 0])(*m.drop(x).chunk(2, 1)),
     "one part of a split": lambda m, x: m.drop(x).split([1, 2], 1)[1],
+    "padding split off": lambda m, x: (lambda a, b, c, d: torch.cat([d + a, b - c], 1))(
+        *F.pad(m.drop(x), (1, 0)).split(1, 1)
+    ),
+    "padding cut out": lambda m, x: (lambda y: y[:, :1] + y[:, 2:])(F.pad(m.drop(x), (1, 0), value=2.0)),
     "unbind": lambda m, x: (lambda a, b, c: torch.stack([a + b, b - c], 1))(*m.drop(x).unbind(1)),
     "roll, repeat, pad": lambda m, x: F.pad(m.drop(x).roll(1, 1).repeat(1, 2), (1, 0), value=3.0),
     "masked": lambda m, x: m.drop(x).masked_fill(x > 0, 2.0) + torch.where(x > 1, m.drop(x), x),

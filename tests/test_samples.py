@@ -162,6 +162,13 @@ class TestLayouts:
         (split,) = [n.name for n in made.graph.nodes if "split" in n.name]
         assert known[split] == Layout(1, 4)  # that of one part
 
+    def test_a_list_whose_first_part_is_padding(self) -> None:
+        """No sample reaches that part, but the others."""
+        model = Apply(lambda x: sum(F.pad(drop(x), (1, 0)).split(1, 1)), "split")
+        made, known = found(model, torch.randn(B, 3))
+        (split,) = [n.name for n in made.graph.nodes if "split" in n.name]
+        assert known[split] == Layout(1, 1)
+
     def test_several_inputs(self) -> None:
         """Also one without a batch, and one that is a number."""
         x, y = torch.randn(B, 3), torch.randn(B, 1)
