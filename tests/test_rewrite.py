@@ -149,7 +149,6 @@ class TestPoolBeforeActivation:
             (nn.Hardsigmoid(), aten.hardsigmoid.default),
             (nn.Sigmoid(), aten.sigmoid.default),
             (nn.Tanh(), aten.tanh.default),
-            (nn.Softplus(beta=2.0), aten.softplus.default),
             (nn.SELU(), aten.selu.default),
             (Apply(torch.exp, "exp"), aten.exp.default),
         ],

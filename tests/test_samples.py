@@ -204,6 +204,20 @@ class TestWhatTheProbeMustBear:
 
         assert layout_of(Table(), torch.ones(B, 5)) == Layout(1, 6)
 
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda y: torch.relu(y - 1000),
+            lambda y: y * 0,
+            lambda y: y - y,
+            lambda y: F.pad(y, (1, 0))[:, :1].expand(-1, 5),
+        ],
+        ids=["off", "times zero", "difference", "padding"],
+    )
+    def test_values_that_no_input_of_the_probe_changes(self, function: Callable[[Tensor], Tensor]) -> None:
+        """Other inputs, other masks or other weights might; samples do not mix in any case."""
+        assert layout_of(lambda x: function(drop(x)), torch.randn(B, 5)) == Layout(1, 5)
+
     def test_missing_values_that_are_filled(self) -> None:
         """NaN is an input like others here, and goes no further."""
         assert layout_of(lambda x: drop(x.nan_to_num(0.0)), torch.randn(B, 5)) == Layout(1, 5)

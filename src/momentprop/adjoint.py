@@ -129,6 +129,9 @@ class Tape:
                 for name, pulled in zip(step.inputs, local.pull(cotangent), strict=False):
                     if pulled is not None:
                         cotangents[name] = _plus(cotangents.get(name), pulled)
+        if not isinstance(total, Tensor):  # no noise reaches an output
+            rows = next(iter(seeds.values()))
+            return rows.new_zeros(batch, rows.shape[0], rows.shape[0])
         return (total + total.mT) / 2
 
 

@@ -42,7 +42,7 @@ def derive_gain(node: fx.Node, rule: Rule, random: set[fx.Node]) -> DerivedGain:
     """The gain of a rule at a node of the graph."""
     leaves, spec = pytree.tree_flatten(fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val")))
     nodes = [n for n in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(n, fx.Node)]
-    given = [v for v in leaves if isinstance(v, _VALUES)]
+    given: list[Any] = [v for v in leaves if isinstance(v, _VALUES)]
     index = next(i for i, n in enumerate(nodes) if n in random)
     mode = next(v.fake_mode for v in given if isinstance(v, FakeTensor))
 
@@ -58,7 +58,10 @@ def derive_gain(node: fx.Node, rule: Rule, random: set[fx.Node]) -> DerivedGain:
 
     try:
         with mode:
-            program = make_fx(gain)(given[index], *given)
+            if given[index].shape != node.meta["val"].shape:
+                raise ValueError("its random input is broadcast")
+            # a tensor of its own: the same one twice would be one input of the program
+            program = make_fx(gain)(torch.empty_like(given[index]), *given)
     except Exception as error:
         raise CovarianceError(
             f"the gain of a rule could not be derived: {error}\n  {place_of(node)}"

@@ -34,7 +34,6 @@ _MONOTONE = (
     aten.hardsigmoid.default,
     aten.sigmoid.default,
     aten.tanh.default,
-    aten.softplus.default,
     aten.selu.default,
     aten.exp.default,
 )
@@ -76,8 +75,8 @@ def pool_before_activation(graph: fx.Graph, pool: fx.Node) -> None:
     A chain of such functions has the product of their signs. (Where s = 0, f is constant and its argument
     does not matter.)
     """
-    if pool.target not in _POOLS:
-        return
+    if pool.target not in _POOLS or pool.meta["val"].dim() != _POOLS.index(pool.target) + 3:
+        return  # without a batch dimension, what it pools over may be the channels of a norm
     chain: list[fx.Node] = []
     signs: list[fx.Node] = []
     x = pool.args[0]

@@ -84,7 +84,7 @@ def _layout(touched: Tensor, batch: int) -> Layout | None:
     It may be less than that sample: padding is part of a sample, but does not depend on it.
     """
     if not touched.any():
-        return None
+        return _layout_by_size(touched, batch)
     for d, size in enumerate(touched.shape):
         before, after = math.prod(touched.shape[:d]), math.prod(touched.shape[d + 1 :])
         for outer in range(1, size // batch + 1):  # a merged dimension is [outer, batch, inner]
@@ -94,6 +94,14 @@ def _layout(touched: Tensor, batch: int) -> Layout | None:
             cut = touched.reshape(before * outer, batch, inner * after)
             if cut[:, _CHANGED].sum() == touched.sum():
                 return Layout(before * outer, inner * after, d == 0 and size == batch)
+    return None
+
+
+def _layout_by_size(value: Tensor, batch: int) -> Layout | None:
+    """For values that no sample changes (padding, units that are off): no other size is that of the batch."""
+    for d, size in enumerate(value.shape):
+        if size == batch:
+            return Layout(math.prod(value.shape[:d]), math.prod(value.shape[d + 1 :]), d == 0)
     return None
 
 

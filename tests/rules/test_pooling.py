@@ -12,13 +12,12 @@ aten = torch.ops.aten
 max_pool2d = setting(aten.max_pool2d.default).rule
 
 
-def many(op, *args, fidelity="paper"):
+def few(op, *args, fidelity="accurate"):
+    return Setting(op, args, fidelity=fidelity)
+
+
+def many(op, *args, fidelity="accurate"):
     return Setting(op, args, fidelity=fidelity, n_samples=50_000)
-
-
-def fast(op, *args):
-    """The rule of the other tiers: the same where nothing tells a covariance."""
-    return Setting(op, args, fidelity="fast")
 
 
 # Windows of at most two elements inside the input: exact.
@@ -32,32 +31,32 @@ PAIRS = [
     many(aten.max_pool2d.default, X(2, 4, 3), [2, 1], [1, 2], [1, 0], [2, 1]),
     many(aten.max_pool2d.default, X(1, 1, 3, 3), [1, 1], [2]),
     many(aten.max_pool3d.default, X(1, 1, 2, 2, 4), [1, 1, 2], [1, 2, 1]),
-    many(aten.max_pool1d.default, X(1, 1, 5), [2], [2], [1], fidelity="fast"),
-    many(aten.max_pool2d.default, X(2, 4, 3), [2, 1], [1, 2], [1, 0], [2, 1], fidelity="fast"),
-    many(aten.max_pool3d.default, X(1, 1, 2, 2, 4), [1, 1, 2], [1, 2, 1], fidelity="fast"),
+    many(aten.max_pool1d.default, X(1, 1, 5), [2], [2], [1], fidelity="paper"),
+    many(aten.max_pool2d.default, X(2, 4, 3), [2, 1], [1, 2], [1, 0], [2, 1], fidelity="paper"),
+    many(aten.max_pool3d.default, X(1, 1, 2, 2, 4), [1, 1, 2], [1, 2, 1], fidelity="paper"),
 ]
 
 WINDOWS = [
-    setting(aten.max_pool1d.default, X(2, 2, 7), [3]),
-    setting(aten.max_pool1d.default, X(2, 7), [3], [2], [1], [1], True),
-    setting(aten.max_pool1d.default, X(1, 2, 9), [3], [2], [1], [2]),
-    setting(aten.max_pool1d.default, X(1, 2, 8), 3, 2, 1),
-    setting(aten.max_pool2d.default, X(2, 2, 4, 6), [2, 2]),
-    setting(aten.max_pool2d.default, X(2, 2, 5, 5), 2),
-    setting(aten.max_pool2d.default, X(2, 5, 5), [2, 2]),
-    setting(aten.max_pool2d.default, X(1, 2, 5, 6), [3, 3], [2, 2], [1, 1]),
-    setting(aten.max_pool2d.default, X(1, 2, 5, 6), 3, 2, 1, 1, True),
-    setting(aten.max_pool2d.default, X(1, 2, 4, 4), [3, 2], [1, 3], [1, 0], [1, 2]),
-    setting(aten.max_pool2d.default, X(1, 1, 6, 7), [3, 3], [3, 2], [1, 1], [1, 2], True),
+    few(aten.max_pool1d.default, X(2, 2, 7), [3]),
+    few(aten.max_pool1d.default, X(2, 7), [3], [2], [1], [1], True),
+    few(aten.max_pool1d.default, X(1, 2, 9), [3], [2], [1], [2]),
+    few(aten.max_pool1d.default, X(1, 2, 8), 3, 2, 1),
+    few(aten.max_pool2d.default, X(2, 2, 4, 6), [2, 2]),
+    few(aten.max_pool2d.default, X(2, 2, 5, 5), 2),
+    few(aten.max_pool2d.default, X(2, 5, 5), [2, 2]),
+    few(aten.max_pool2d.default, X(1, 2, 5, 6), [3, 3], [2, 2], [1, 1]),
+    few(aten.max_pool2d.default, X(1, 2, 5, 6), 3, 2, 1, 1, True),
+    few(aten.max_pool2d.default, X(1, 2, 4, 4), [3, 2], [1, 3], [1, 0], [1, 2]),
+    few(aten.max_pool2d.default, X(1, 1, 6, 7), [3, 3], [3, 2], [1, 1], [1, 2], True),
     # without its last window, which would start in the padding
-    setting(aten.max_pool2d.default, X(1, 1, 3, 5), [2, 2], [2, 2], [1, 1], [1, 1], True),
-    setting(aten.max_pool3d.default, X(1, 2, 2, 4, 4), [2, 2, 2]),
-    setting(aten.max_pool3d.default, X(2, 3, 4, 3), [2, 3, 2], [1, 2, 2], [1, 1, 0], [1, 1, 2]),
-    setting(aten.max_pool3d.default, X(1, 1, 3, 4, 3), 2, 2, 0, 1, True),
-    fast(aten.max_pool1d.default, X(2, 7), [3], [2], [1], [1], True),
-    fast(aten.max_pool2d.default, X(2, 2, 5, 5), 2),
-    fast(aten.max_pool2d.default, X(1, 1, 6, 7), [3, 3], [3, 2], [1, 1], [1, 2], True),
-    fast(aten.max_pool3d.default, X(2, 3, 4, 3), [2, 3, 2], [1, 2, 2], [1, 1, 0], [1, 1, 2]),
+    few(aten.max_pool2d.default, X(1, 1, 3, 5), [2, 2], [2, 2], [1, 1], [1, 1], True),
+    few(aten.max_pool3d.default, X(1, 2, 2, 4, 4), [2, 2, 2]),
+    few(aten.max_pool3d.default, X(2, 3, 4, 3), [2, 3, 2], [1, 2, 2], [1, 1, 0], [1, 1, 2]),
+    few(aten.max_pool3d.default, X(1, 1, 3, 4, 3), 2, 2, 0, 1, True),
+    few(aten.max_pool1d.default, X(2, 7), [3], [2], [1], [1], True, fidelity="paper"),
+    few(aten.max_pool2d.default, X(2, 2, 5, 5), 2, fidelity="paper"),
+    few(aten.max_pool2d.default, X(1, 1, 6, 7), [3, 3], [3, 2], [1, 1], [1, 2], True, fidelity="paper"),
+    few(aten.max_pool3d.default, X(2, 3, 4, 3), [2, 3, 2], [1, 2, 2], [1, 1, 0], [1, 1, 2], fidelity="paper"),
 ]
 
 AVERAGES = [

@@ -63,7 +63,7 @@ def dropout(x: Moments | Tensor, drop_probability: float, train: bool) -> Any:
 def channel_dropout(x: Moments | Tensor, drop_probability: float, train: bool) -> Any:
     """Element by element as dropout; elements of a channel share their fate."""
     out = _moments(x, drop_probability, train)
-    if not isinstance(out, Moments):
+    if out is x or not isinstance(out, Moments):
         return out
     mean, inner, odds = out.mean, neighbours_of(x), _odds(drop_probability)
 

@@ -32,7 +32,9 @@ def swapped(out: Moments, x: Moments, dim0: int = 0, dim1: int = 1) -> Linear:
     return Linear(lambda cotangent: [cotangent.transpose(1 + dim0 % n, 1 + dim1 % n)])
 
 
-def expanded(out: Moments, x: Moments, *_: Any, **__: Any) -> Linear:
+def expanded(out: Moments, x: Any, *_: Any, **__: Any) -> Linear:
+    if not is_moments(x):  # only what lends its shape is random
+        return Linear(lambda cotangent: [None])
     return Linear(lambda cotangent: [gathered(cotangent, x.shape)])
 
 
