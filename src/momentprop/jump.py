@@ -17,7 +17,7 @@ responses.
 
 This takes 32 evaluations of the activation's mean per weight and sample, so it is done where jumps matter
 and the layer is small. Measured on a hidden layer of 50 units over standard normal inputs, std over MC std,
-5..95 % (with the others simply Gaussian; on these inputs the two do not differ):
+5..95 %:
 
     inputs n, p      p n     gain            response
     8, 0.005         0.04    0.85 .. 1.08    0.97 .. 1.04
@@ -27,7 +27,7 @@ and the layer is small. Measured on a hidden layer of 50 units over standard nor
     128, 0.05        6.4     0.98 .. 1.02    0.99 .. 1.01
     512, 0.05        26      0.99 .. 1.01    0.99 .. 1.01
 
-Beyond p n = 4 there is nothing left to gain; `pays` says so.
+Beyond p n = 4 there is little left to gain; `pays` says so.
 """
 
 from __future__ import annotations

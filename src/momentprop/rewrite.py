@@ -14,19 +14,12 @@ import torch
 from torch import Tensor, fx
 
 from momentprop.registry import bind
+from momentprop.rules.convolution import CONVOLUTIONS
 from momentprop.trace import Trace
 
 aten = torch.ops.aten
 
 _POOLS = (aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
-_CONVOLUTIONS = (
-    aten.conv1d.default,
-    aten.conv1d.padding,
-    aten.conv2d.default,
-    aten.conv2d.padding,
-    aten.conv3d.default,
-    aten.conv3d.padding,
-)
 _MONOTONE = (
     aten.relu.default,
     aten.relu6.default,
@@ -118,7 +111,7 @@ def fold_batch_norm(graph: fx.Graph, norm: fx.Node) -> None:
     if not isinstance(layer, fx.Node) or len(layer.users) != 1:
         return
     channels_second = len(norm.meta["val"].shape) == 2 and layer.target is aten.linear.default
-    batched = layer.target in _CONVOLUTIONS and len(layer.meta["val"].shape) == _weight_of(layer).dim()
+    batched = layer.target in CONVOLUTIONS and len(layer.meta["val"].shape) == _weight_of(layer).dim()
     if not (channels_second or batched):
         return
     arguments = bind(layer.target, layer.args, layer.kwargs)  # type: ignore[arg-type]

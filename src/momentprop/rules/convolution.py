@@ -12,9 +12,8 @@ from torch import Tensor
 
 from momentprop.local import Linear
 from momentprop.moments import Moments
-from momentprop.neighbours import Neighbours, attach
-from momentprop.registry import EXACT_IF_UNCORRELATED, rule
-from momentprop.rules.families import linear_map, only_random, per_dimension
+from momentprop.neighbours import Neighbours
+from momentprop.rules.families import linear_map, per_dimension
 
 aten = torch.ops.aten
 Sizes = int | list[int]
@@ -39,45 +38,18 @@ class Geometry:
     dilation: list[int]
     groups: int
 
-    @staticmethod
-    def of(weight: Tensor, stride: Sizes, padding: Any, dilation: Sizes, groups: int) -> Geometry:
-        kernel = list(weight.shape[2:])
-        spread = per_dimension(dilation, len(kernel))
-        return Geometry(per_dimension(stride, len(kernel)), _borders(padding, kernel, spread), spread, groups)
+
+def _local(out: Moments, x: Moments, weight: Tensor, bias: Tensor | None = None, *given: Any) -> Linear:
+    geometry = _geometry(weight, *given)
+    return Linear(lambda cotangent: [transposed_convolution(cotangent, x.mean, weight, geometry)])
 
 
-def _convolution(*ops: Any) -> None:
-    def local(
-        out: Moments,
-        x: Moments,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Sizes = 1,
-        padding: Any = 0,
-        dilation: Sizes = 1,
-        groups: int = 1,
-    ) -> Linear:
-        geometry = Geometry.of(weight, stride, padding, dilation, groups)
-        return Linear(lambda cotangent: [transposed_convolution(cotangent, x.mean, weight, geometry)])
-
-    def make(op: Any) -> Callable[..., Moments]:
-        def propagate(x: Moments, weight: Tensor, bias: Tensor | None = None, *given: Any) -> Moments:
-            mean = op(x.mean, weight, bias, *given)
-            variance = op(x.variance, weight * weight, None, *given)
-            rest = (1, 0, 1, 1)[len(given) :]
-            geometry = Geometry.of(weight, *given, *rest)
-            return attach(Moments(mean, variance), _neighbours(x.variance, weight, geometry))
-
-        return propagate
-
-    for op in ops:
-        rule(
-            op,
-            exactness=EXACT_IF_UNCORRELATED,
-            reference="paper, dense / convolution",
-            refuses=only_random(op._schema.arguments[0].name),
-            local=local,
-        )(make(op))
+def _geometry(
+    weight: Tensor, stride: Sizes = 1, padding: Any = 0, dilation: Sizes = 1, groups: int = 1
+) -> Geometry:
+    kernel = list(weight.shape[2:])
+    spread = per_dimension(dilation, len(kernel))
+    return Geometry(per_dimension(stride, len(kernel)), _borders(padding, kernel, spread), spread, groups)
 
 
 def transposed_convolution(cotangent: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
@@ -111,12 +83,13 @@ def transposed_convolution(cotangent: Tensor, x: Tensor, weight: Tensor, geometr
     return back.reshape(cotangent.shape[0], *x.shape)
 
 
-def _neighbours(variance: Tensor, weight: Tensor, geometry: Geometry) -> Neighbours:
+def _neighbours(variance: Tensor, weight: Tensor, bias: Tensor | None = None, *given: Any) -> Neighbours:
     """Cov(z_p, z_{p+delta}) = sum_u w_u w_{u-e} V_{s p + d u - pad}, with e = s delta / d.
 
     So it is a convolution of V once more, with the products of overlapping weights, strided so that it is
     computed where it is asked for and nowhere else.
     """
+    geometry = _geometry(weight, *given)
     stride, pads, dilation = geometry.stride, geometry.pads, geometry.dilation
     n = len(stride)
 
@@ -144,7 +117,7 @@ def _convolve(n: int) -> Callable[..., Tensor]:
     return (F.conv1d, F.conv2d, F.conv3d)[n - 1]
 
 
-_convolution(
+CONVOLUTIONS = (
     aten.conv1d.default,
     aten.conv1d.padding,
     aten.conv2d.default,
@@ -152,6 +125,7 @@ _convolution(
     aten.conv3d.default,
     aten.conv3d.padding,
 )
+linear_map(*CONVOLUTIONS, local=_local, neighbours=_neighbours)
 
 
 def _back_through_transposed(
@@ -194,8 +168,7 @@ def _either_local(
 ) -> Linear:
     if transposed:
         return _transposed_local(out, x, weight, bias, stride, padding, output_padding, groups, dilation)
-    geometry = Geometry.of(weight, stride, padding, dilation, groups)
-    return Linear(lambda cotangent: [transposed_convolution(cotangent, x.mean, weight, geometry)])
+    return _local(out, x, weight, bias, stride, padding, dilation, groups)
 
 
 linear_map(

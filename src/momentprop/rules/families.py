@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 from momentprop.local import Elementwise, Linear, Local, residual
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
-from momentprop.neighbours import attach, scaled
+from momentprop.neighbours import Neighbours, attach, scaled
 from momentprop.registry import EXACT, EXACT_IF_GAUSSIAN, EXACT_IF_UNCORRELATED, Refusal, rule
 
 
@@ -130,15 +130,25 @@ def same_order(out: Moments, x: Any, *args: Any, **kwargs: Any) -> Local:
     return Linear(lambda cotangent: [cotangent.reshape(cotangent.shape[0], *x.shape)])
 
 
-def linear_map(*ops: OpOverload, local: Callable[..., Local], weight: int = 1, bias: int = 2) -> None:
-    """y = W x + b: mean `W E + b`, variance `(W*W) V`; the arguments at `weight` and `bias` are W, b."""
+def linear_map(
+    *ops: OpOverload,
+    local: Callable[..., Local],
+    neighbours: Callable[..., Neighbours] | None = None,
+    weight: int = 1,
+    bias: int = 2,
+) -> None:
+    """y = W x + b: mean `W E + b`, variance `(W*W) V`; the arguments at `weight` and `bias` are W, b.
+
+    `neighbours` makes of V and the other arguments what the output tells about its neighbours' covariance.
+    """
 
     def make(op: OpOverload) -> Callable[..., Moments]:
         def propagate(x: Moments, *args: Any, **kwargs: Any) -> Moments:
             squared = [
                 a * a if i == weight else None if i == bias else a for i, a in enumerate(args, start=1)
             ]
-            return Moments(op(x.mean, *args, **kwargs), op(x.variance, *squared, **kwargs))
+            out = Moments(op(x.mean, *args, **kwargs), op(x.variance, *squared, **kwargs))
+            return out if neighbours is None else attach(out, neighbours(x.variance, *args))
 
         return propagate
 
