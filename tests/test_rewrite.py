@@ -47,12 +47,15 @@ def run(made: Trace, model: nn.Module, inputs: tuple[Any, ...], masked: bool) ->
     """The graph as a plain function: dropouts do nothing, or multiply by a mask that their name fixes."""
     graph = made.copy_graph()
 
-    def mask(x: Tensor, seed: str) -> Tensor:
+    def mask(x: Tensor, seed: str, dims: int | None = None) -> Tensor:
         generator = torch.Generator().manual_seed(sum(map(ord, seed)))
-        return x * torch.rand(x.shape, generator=generator, dtype=x.dtype).round()
+        shape = x.shape if dims is None else (*x.shape[:dims], *[1] * (x.dim() - dims))
+        return x * torch.rand(shape, generator=generator, dtype=x.dtype).round()
 
     for node in list(graph.nodes):
-        if node.target in DROPOUTS and masked:
+        if node.target is aten.feature_dropout.default and masked:
+            node.target, node.args = mask, (node.args[0], "channels", 2)
+        elif node.target in DROPOUTS and masked:
             node.target, node.args = mask, (node.args[0], node.name)
         elif node.target in DROPOUTS:
             node.replace_all_uses_with(node.args[0])
@@ -158,6 +161,13 @@ class TestPoolBeforeActivation:
         before, after = rewritten(Block(activation, nn.MaxPool2d(2)), images(2))
         assert op in operators(before)
         self.assert_pools_first(before, after, op)
+
+    @pytest.mark.parametrize("padding", [0, 1])
+    @pytest.mark.parametrize("n", [1, 2, 3])
+    def test_dropout_of_channels(self, n: int, padding: int) -> None:
+        drop = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)[n - 1](0.5)
+        model = Block(nn.ReLU(), drop, pool_of(n)(3, 2, padding))
+        self.assert_pools_first(*rewritten(model, images(n)), RELU, aten.feature_dropout.default)
 
     @pytest.mark.parametrize(
         "function",

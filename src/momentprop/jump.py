@@ -40,6 +40,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from momentprop.fused import Fused, is_lone_dropout
 from momentprop.gaussian import safe_sqrt
 from momentprop.local import Elementwise, Linear
 from momentprop.moments import Moments, is_moments, mean_of
@@ -57,7 +58,7 @@ def pays(n_inputs: int, n_units: int, drop_probability: float) -> bool:
     return drop_probability * n_inputs <= _MOST_DROPPED and n_inputs * n_units <= _MOST_WEIGHTS
 
 
-def find_jump(activation: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+def find_jump(activation: fx.Node) -> Fused | None:
     """The dropout and the dense layer in front of an activation, if nothing else uses them and it pays."""
     rule = RULES.find(activation.target, "accurate")
     if rule is None or not rule.elementwise or rule.local is None or len(activation.args) != 1:
@@ -65,13 +66,14 @@ def find_jump(activation: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     layer = activation.args[0]
     if not isinstance(layer, fx.Node) or layer.target is not aten.linear.default or len(layer.users) > 1:
         return None
-    dropout, weight = layer.args[0], layer.args[1]
-    if not isinstance(dropout, fx.Node) or not isinstance(weight, fx.Node) or len(dropout.users) > 1:
+    dropout, weight, bias = (*layer.args, None)[:3]
+    if not isinstance(dropout, fx.Node) or not isinstance(weight, fx.Node) or not is_lone_dropout(dropout):
         return None
-    if dropout.target is not aten.dropout.default:
-        return None
+    x, drop_probability = dropout.args[:2]
     n_units, n_inputs = weight.meta["val"].shape
-    return (dropout, layer) if pays(n_inputs, n_units, dropout.args[1]) else None  # type: ignore[arg-type]
+    if not pays(n_inputs, n_units, drop_probability):  # type: ignore[arg-type]
+        return None
+    return Fused(Jump(rule), (x, drop_probability, weight, bias), (dropout, layer))
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,14 @@ class Linear:
 
     `pull` maps a cotangent of the output to one for each random input, in the order of the arguments;
     `spread`, to its products with independent sources of unit variance, [K, batch, ...]: noise that
-    reaches several elements at once.
+    reaches several elements at once. `push` is the map itself, of deviations [R, *shape] of its one random
+    input, where the operator on plain values is another one.
     """
 
     pull: Pull
     noise: Tensor | None = None
     spread: Callable[[Tensor], Tensor] | None = None
+    push: Callable[[Tensor], Tensor] | None = None
 
 
 Local = Elementwise | Linear

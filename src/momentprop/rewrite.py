@@ -66,7 +66,8 @@ def pool_before_activation(graph: fx.Graph, pool: fx.Node) -> None:
         max_pool(f(x)) = f(t max_pool(t x)),   t = sign(s).
 
     A chain of such functions has the product of their signs. (Where s = 0, f is constant and its argument
-    does not matter.)
+    does not matter.) Channel dropout is one too: every element of a window is multiplied by the same number,
+    0 or 1 / (1-p).
     """
     if pool.target not in _POOLS or pool.meta["val"].dim() != _POOLS.index(pool.target) + 3:
         return  # without a batch dimension, what it pools over may be the channels of a norm
@@ -77,7 +78,7 @@ def pool_before_activation(graph: fx.Graph, pool: fx.Node) -> None:
         if x.target is aten.batch_norm.default and _has_running_statistics(x):
             if (weight := x.args[1]) is not None:
                 signs.append(weight)  # type: ignore[arg-type]
-        elif x.target not in _MONOTONE:
+        elif x.target not in (*_MONOTONE, aten.feature_dropout.default):
             break
         chain.append(x)
         x = x.args[0]

@@ -1,0 +1,138 @@
+"""Average pooling: linear maps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from momentprop.local import Linear
+from momentprop.moments import Moments
+from momentprop.registry import EXACT_IF_UNCORRELATED, rule
+from momentprop.rules.convolution import transposed_convolution
+from momentprop.rules.families import per_dimension
+from momentprop.rules.windows import Sizes, Windows
+
+aten = torch.ops.aten
+
+
+def _avg_pool(n: int, op: Any) -> None:
+    """Average of m elements: mean avg(E), variance avg(V) / m."""
+
+    def local(out: Moments, x: Moments, kernel_size: Sizes, *given: Any) -> Linear:
+        stride, padding, ceil_mode, include, override = _avg_pool_arguments(given)
+        windows = Windows.of(x.shape[-n:], kernel_size, stride, padding, 1, ceil_mode)
+        divisor = _divisor(op, n, x.mean, kernel_size, stride, padding, ceil_mode, include, override)
+        return Linear(lambda cotangent: [_summed_back(cotangent / divisor, x.mean, windows)])
+
+    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", local=local)
+    def propagate(x: Moments, kernel_size: Sizes, *given: Any) -> Moments:
+        divisor = _divisor(op, n, x.mean, kernel_size, *_avg_pool_arguments(given))
+        return Moments(op(x.mean, kernel_size, *given), op(x.variance, kernel_size, *given) / divisor)
+
+
+def _avg_pool_arguments(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """stride, padding, ceil_mode, count_include_pad, divisor_override."""
+    return (*given, *((), 0, False, True, None)[len(given) :])
+
+
+def _divisor(
+    op: Any,
+    n: int,
+    x: Tensor,
+    kernel_size: Sizes,
+    stride: Any,
+    padding: Sizes,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Tensor | int:
+    """What each window's sum is divided by.
+
+    Where windows hang over the border it differs from window to window. It is then read off the operator
+    itself: pooling ones gives (elements inside) / (divisor).
+    """
+    if divisor_override is not None:
+        return divisor_override
+    if not ceil_mode and (count_include_pad or not any(per_dimension(padding, n))):
+        return math.prod(per_dimension(kernel_size, n))
+    ones = x.new_ones(1, *x.shape[-n:])
+    inside = _count_inside(ones, n, kernel_size, stride, padding, ceil_mode)
+    return inside / op(ones, kernel_size, stride, padding, ceil_mode, count_include_pad)
+
+
+def _summed_back(cotangent: Tensor, x: Tensor, windows: Windows) -> Tensor:
+    """The transposed map of sums over windows: that of a convolution with ones."""
+    n = len(windows.kernel)
+    rows = cotangent.reshape(1, -1, 1, *cotangent.shape[-n:])
+    like = x.new_empty(1, *x.shape[-n:]).expand(rows.shape[1], 1, *x.shape[-n:])
+    back = transposed_convolution(rows, like, x.new_ones(1, 1, *windows.kernel), windows.geometry)
+    return back.reshape(cotangent.shape[0], *x.shape)
+
+
+def _count_inside(
+    ones: Tensor, n: int, kernel_size: Sizes, stride: Any, padding: Sizes, ceil_mode: bool
+) -> Tensor:
+    """How many elements of each window lie inside the input: sum pooling of ones, [1, spatial dims]."""
+    kernel = per_dimension(kernel_size, n)
+    if n == 3:
+        return F.avg_pool3d(ones, kernel, stride or None, padding, ceil_mode, True, 1)
+    if n == 2:
+        return F.avg_pool2d(ones, kernel, stride or None, padding, ceil_mode, True, 1)
+    steps = (per_dimension(stride, n) or kernel)[0]
+    pad = per_dimension(padding, n)[0]
+    return F.avg_pool2d(ones[:, None], (1, kernel[0]), (1, steps), (0, pad), ceil_mode, True, 1)[:, 0]
+
+
+_avg_pool(1, aten.avg_pool1d.default)
+_avg_pool(2, aten.avg_pool2d.default)
+_avg_pool(3, aten.avg_pool3d.default)
+
+
+def _adaptive_avg_pool(n: int, op: Any) -> None:
+    """Average of windows [floor(i L / O), ceil((i+1) L / O)): variance avg(V) / (window size)."""
+
+    def local(out: Moments, x: Moments, output_size: Sizes) -> Linear:
+        def pull(cotangent: Tensor) -> list[Tensor]:
+            for dim in range(-n, 0):
+                weights = _adaptive_weights(x.shape[dim], out.shape[dim], x.mean)
+                cotangent = torch.matmul(cotangent.movedim(dim, -1), weights).movedim(-1, dim)
+            return [cotangent]
+
+        def spread(cotangent: Tensor) -> list[Tensor]:
+            return [(cotangent / math.prod(x.shape[-n:])).expand(cotangent.shape[0], *x.shape)]
+
+        return Linear(spread if all(size == 1 for size in out.shape[-n:]) else pull)
+
+    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", local=local)
+    def propagate(x: Moments, output_size: Sizes) -> Moments:
+        mean, variance = op(x.mean, output_size), op(x.variance, output_size)
+        for dim in range(-n, 0):
+            length, count = x.shape[dim], mean.shape[dim]
+            if length % count == 0:
+                variance = variance / (length // count)
+            else:
+                start, stop = _adaptive_windows(length, count, mean.device)
+                variance = variance / (stop - start).to(variance.dtype).reshape(-1, *[1] * (-1 - dim))
+        return Moments(mean, variance)
+
+
+def _adaptive_windows(length: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    i = torch.arange(count, device=device)
+    return i * length // count, ((i + 1) * length + count - 1) // count
+
+
+def _adaptive_weights(length: int, count: int, like: Tensor) -> Tensor:
+    """The matrix [count, length] that averages along one dimension."""
+    start, stop = _adaptive_windows(length, count, like.device)
+    j = torch.arange(length, device=like.device)
+    inside = (j >= start[:, None]) & (j < stop[:, None])
+    return inside.to(like.dtype) / (stop - start).to(like.dtype)[:, None]
+
+
+_adaptive_avg_pool(1, aten.adaptive_avg_pool1d.default)
+_adaptive_avg_pool(2, aten.adaptive_avg_pool2d.default)
+_adaptive_avg_pool(3, aten.adaptive_avg_pool3d.default)

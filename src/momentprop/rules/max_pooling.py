@@ -1,0 +1,215 @@
+"""Max pooling by pairwise maxima."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from momentprop.gaussian import max_moments, max_response
+from momentprop.local import Linear
+from momentprop.moments import Moments
+from momentprop.neighbours import neighbours_of
+from momentprop.registry import rule
+from momentprop.rules.convolution import transposed_convolution
+from momentprop.rules.windows import Position, Sizes, Windows
+
+aten = torch.ops.aten
+
+
+@dataclass
+class Elements:
+    """The elements of all windows: moments, and the covariance of each two where it is known."""
+
+    moments: dict[Position, tuple[Tensor, Tensor]]
+    covariances: dict[frozenset[Position], Tensor]
+
+    @staticmethod
+    def of(x: Moments, windows: Windows, correlated: bool) -> Elements:
+        """Padding never wins: its mean is far below any value."""
+        lowest = torch.finfo(x.dtype).min / 2
+        opened = windows.open(x.mean, x.variance, fill=(lowest, 0.0))
+        moments = {p: tuple(windows.element(opened, p)) for p in windows.positions}
+        told = {}
+        if correlated and neighbours_of(x) is not None:
+            told = {frozenset(pair): windows.covariance(x, *pair) for pair in combinations(moments, 2)}
+        return Elements(moments, {pair: c for pair, c in told.items() if c is not None})
+
+    def scaled(self, factor: float) -> Elements:
+        """Those of factor * x."""
+        square = factor * factor
+        moments = {p: (mean * factor, variance * square) for p, (mean, variance) in self.moments.items()}
+        return Elements(moments, {pair: c * square for pair, c in self.covariances.items()})
+
+    def between(self, first: Position, second: Position) -> Tensor | None:
+        return self.covariances.get(frozenset((first, second)))
+
+    def variance_of_sum(self, weights: dict[Position, Tensor]) -> Tensor:
+        """Of the weighted sum of the elements."""
+        total: Any = sum(w * w * self.moments[p][1] for p, w in weights.items())
+        for pair, covariance in self.covariances.items():
+            first, second = pair
+            total = total + 2 * weights[first] * weights[second] * covariance
+        return total
+
+
+@dataclass
+class Maximum:
+    """The maximum of some elements of each window, and how it is related to all of them."""
+
+    mean: Tensor
+    variance: Tensor
+    weights: dict[Position, Tensor]  # probability that the maximum is this element
+    shared: dict[Position, Tensor | None]  # covariance with elements still to come
+
+    @staticmethod
+    def of(elements: Elements, position: Position) -> Maximum:
+        """Of one element."""
+        mean, variance = elements.moments[position]
+        shared = {p: elements.between(position, p) for p in elements.moments if p != position}
+        return Maximum(mean, variance, {position: torch.ones_like(mean)}, shared)
+
+    def against(self, elements: Elements, position: Position) -> Maximum:
+        """With one element more: Clark's formulas.
+
+        Exact for two Gaussians; every further element treats the maximum so far as Gaussian. Covariances
+        with the elements still to come follow from
+        Cov(max(X1, X2), Z) = Phi(a) Cov(X1, Z) + Phi(-a) Cov(X2, Z).
+        """
+        arguments = (*elements.moments[position], self.mean, self.variance, self.shared[position])
+        mean, variance, wins = torch.stack(max_response(*arguments))
+        weights = {p: w * (1 - wins) for p, w in self.weights.items()} | {position: wins}
+        shared = {
+            p: _mixed(wins, elements.between(position, p), old)
+            for p, old in self.shared.items()
+            if p != position
+        }
+        return Maximum(mean, variance, weights, shared)
+
+
+@dataclass(eq=False, repr=False)
+class Pooled(Moments):
+    """Maxima of windows, with what the adjoint needs."""
+
+    windows: Any = None
+    weights: Any = None  # position -> how much the maximum moves with this element
+    explained: Any = None  # the variance that this explains
+
+
+def _maxima(x: Moments, windows: Windows) -> Pooled:
+    """Folded from the window's last element to its first."""
+    elements = Elements.of(x, windows, correlated=True)
+    *others, last = windows.positions
+    best = Maximum.of(elements, last)
+    for position in reversed(others):
+        best = best.against(elements, position)
+    return pooled(best.mean, best.variance, windows, best.weights, elements)
+
+
+def pooled(
+    mean: Tensor, variance: Tensor, windows: Windows, weights: dict[Position, Tensor], elements: Elements
+) -> Pooled:
+    """Maxima of the elements; what they explain is computed when it is asked for."""
+    return Pooled(
+        windows.close(mean),
+        windows.close(variance),
+        None,
+        None,
+        windows,
+        weights,
+        lambda: elements.variance_of_sum(weights),
+    )
+
+
+def _independent_maxima(x: Moments, windows: Windows) -> Moments:
+    """The same as the paper has it: the elements of a window are independent."""
+    elements = Elements.of(x, windows, correlated=False).moments
+    *others, last = windows.positions
+    best = elements[last]
+    for position in reversed(others):
+        best = tuple(torch.stack(max_moments(*elements[position], *best)))
+    return Moments(*map(windows.close, best))
+
+
+def _mixed(weight: Tensor, first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    if first is None:
+        return None if second is None else (1 - weight) * second
+    return weight * first if second is None else weight * (first - second) + second
+
+
+def weighted_sum(out: Pooled, x: Moments, *_: Any) -> Linear:
+    """To first order the maximum is the sum of its elements, weighted by their chance to be it."""
+    windows, weights = out.windows, out.weights
+    noise = (out.variance - windows.close(out.explained())).clamp_min(0)
+
+    def push(deviation: Tensor) -> Tensor:
+        opened = windows.open(deviation, fill=(0.0,))[0]
+        parts = [windows.element(opened, p) * w[:, None] for p, w in weights.items()]
+        return windows.close(sum(parts[1:], parts[0]))
+
+    if windows.tile:
+        gains = windows.tiled([weights[p] for p in windows.positions])
+        return Linear(lambda cotangent: [_unpooled(cotangent, x.mean, windows, gains)], noise, push=push)
+    return Linear(lambda cotangent: [_spread_out(cotangent, x.mean, windows, weights)], noise, push=push)
+
+
+def _spread_out(cotangent: Tensor, x: Tensor, windows: Windows, weights: dict[Any, Tensor]) -> Tensor:
+    """The transposed map of overlapping windows.
+
+    A convolution whose kernels are one-hot takes the windows apart, one position per output channel;
+    transposed, it puts them together.
+    """
+    n, size = len(windows.kernel), len(weights)
+    gains = torch.stack([windows.close(weights[p]) for p in windows.positions], -1 - n)
+    parts = (cotangent.unsqueeze(-1 - n) * gains).reshape(-1, size, *cotangent.shape[-n:])
+    kernels = torch.eye(size, dtype=x.dtype, device=x.device).reshape(size, 1, *windows.kernel)
+    like = x.new_empty(1, *x.shape[-n:]).expand(parts.shape[0], 1, *x.shape[-n:])
+    back = transposed_convolution(parts[None], like, kernels, windows.geometry)
+    return back.reshape(cotangent.shape[0], *x.shape)
+
+
+def _unpooled(cotangent: Tensor, x: Tensor, windows: Windows, gains: Tensor) -> Tensor:
+    """The transposed map where windows tile the input: every element takes its window's cotangent."""
+    n = len(windows.kernel)
+    wide = cotangent.movedim(-1 - n, -1)  # channels last, as the gains
+    for d in reversed(range(n)):
+        wide = wide.unsqueeze(2 * (d - n))
+    full = wide * gains
+    for d in range(n):
+        full = full.flatten(-3 - d, -2 - d)
+    missing = [size - c * k for size, c, k in zip(x.shape[-n:], windows.counts, windows.kernel, strict=True)]
+    full = full.movedim(-1, -1 - n)
+    return F.pad(full, [w for m in missing[::-1] for w in (0, m)]) if any(missing) else full
+
+
+def _max_pool(n: int, op: Any) -> None:
+    def with_fidelity(fidelity: str | None) -> None:
+        @rule(
+            op,
+            fidelity=fidelity,
+            exactness="approximate: the maximum of two is taken as Gaussian for the next fold",
+            reference="paper, max pooling; Clark 1961",
+            local=None if fidelity == "paper" else weighted_sum,
+        )
+        def propagate(
+            x: Moments,
+            kernel_size: Sizes,
+            stride: Any = (),
+            padding: Sizes = 0,
+            dilation: Sizes = 1,
+            ceil_mode: bool = False,
+        ) -> Moments:
+            windows = Windows.of(x.shape[-n:], kernel_size, stride, padding, dilation, ceil_mode)
+            return _independent_maxima(x, windows) if fidelity == "paper" else _maxima(x, windows)
+
+    with_fidelity("paper")  # elements of a window are independent
+    with_fidelity(None)  # with the covariance that convolutions tell
+
+
+_max_pool(1, aten.max_pool1d.default)
+_max_pool(2, aten.max_pool2d.default)
+_max_pool(3, aten.max_pool3d.default)

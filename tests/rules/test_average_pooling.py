@@ -1,0 +1,42 @@
+import pytest
+import torch
+from properties import LinearRule, X, setting
+
+aten = torch.ops.aten
+
+SETTINGS = [
+    setting(aten.avg_pool1d.default, X(2, 2, 6), [2]),
+    setting(aten.avg_pool1d.default, X(2, 7), [3], [2], [1]),
+    setting(aten.avg_pool1d.default, X(1, 2, 7), [3], [2], [1], True),
+    setting(aten.avg_pool1d.default, X(1, 2, 7), [3], [2], [1], False, False),
+    setting(aten.avg_pool1d.default, X(1, 2, 8), [3], [2], [1], True, False),
+    setting(aten.avg_pool1d.default, X(1, 2, 8), [3], [], [0], True),
+    setting(aten.avg_pool2d.default, X(1, 2, 4, 4), [2, 2]),
+    setting(aten.avg_pool2d.default, X(2, 5, 4), [2, 3]),
+    setting(aten.avg_pool2d.default, X(2, 4, 4), 2, 1, 1),
+    setting(aten.avg_pool2d.default, X(1, 2, 5, 4), [3, 3], [2, 1], [1, 1]),
+    setting(aten.avg_pool2d.default, X(1, 2, 5, 4), [3, 3], [2, 1], [1, 1], False, False),
+    setting(aten.avg_pool2d.default, X(1, 2, 5, 6), [3, 2], [2, 3], [1, 1], True),
+    setting(aten.avg_pool2d.default, X(1, 2, 5, 6), [3, 2], [2, 3], [1, 1], True, False),
+    setting(aten.avg_pool2d.default, X(1, 1, 4, 4), [3, 3], [2, 2], [0, 0], True, True),
+    setting(aten.avg_pool2d.default, X(1, 1, 4, 4), [2, 2], [2, 2], [1, 1], False, True, 3),
+    setting(aten.avg_pool2d.default, X(1, 1, 5, 4), [2, 2], [2, 2], [0, 0], True, False, 5),
+    setting(aten.avg_pool3d.default, X(1, 2, 2, 2, 4), [2, 2, 2]),
+    setting(aten.avg_pool3d.default, X(1, 3, 3, 3), [2, 2, 2], [1, 1, 1], [1, 0, 1], False, False),
+    setting(aten.avg_pool3d.default, X(1, 1, 3, 3, 4), 2, 2, 1, True, False),
+    setting(aten.avg_pool3d.default, X(1, 1, 3, 3, 4), 2, 2, 0, True, True, 7),
+    setting(aten.adaptive_avg_pool1d.default, X(2, 2, 6), [3]),
+    setting(aten.adaptive_avg_pool1d.default, X(2, 7), [3]),
+    setting(aten.adaptive_avg_pool1d.default, X(1, 1, 3), [5]),
+    setting(aten.adaptive_avg_pool2d.default, X(1, 2, 4, 5), [1, 1]),
+    setting(aten.adaptive_avg_pool2d.default, X(2, 5, 4), [3, 2]),
+    setting(aten.adaptive_avg_pool2d.default, X(1, 1, 5, 7), [2, 3]),
+    setting(aten.adaptive_avg_pool2d.default, X(1, 1, 3, 4), [5, 4]),
+    setting(aten.adaptive_avg_pool3d.default, X(1, 1, 2, 3, 5), [1, 2, 3]),
+    setting(aten.adaptive_avg_pool3d.default, X(1, 2, 2, 4), [2, 1, 2]),
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+class TestAveragePooling(LinearRule):
+    pass
