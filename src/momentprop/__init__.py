@@ -1,6 +1,7 @@
 """momentprop: the uncertainty of a dropout network in one deterministic pass."""
 
 from momentprop.convert import BayesianNetwork, convert
+from momentprop.ensemble import Ensemble
 from momentprop.errors import (
     CovarianceError,
     DropProbabilityError,
@@ -15,13 +16,17 @@ from momentprop.errors import (
 )
 from momentprop.moments import Moments
 from momentprop.montecarlo import SampledMoments, monte_carlo
+from momentprop.predictive import ClassPredictive, classify
 from momentprop.registry import rule
+from momentprop.regression import RegressionPredictive, fit_noise, regress
 from momentprop.version import __version__
 
 __all__ = [
     "BayesianNetwork",
+    "ClassPredictive",
     "CovarianceError",
     "DropProbabilityError",
+    "Ensemble",
     "FidelityNote",
     "InputError",
     "MissingExtraError",
@@ -29,11 +34,15 @@ __all__ = [
     "MomentpropError",
     "Moments",
     "NoDropoutError",
+    "RegressionPredictive",
     "RuleError",
     "SampledMoments",
     "TraceError",
     "__version__",
+    "classify",
     "convert",
+    "fit_noise",
     "monte_carlo",
+    "regress",
     "rule",
 ]

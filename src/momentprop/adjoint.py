@@ -28,13 +28,13 @@ from momentprop.errors import CovarianceError
 from momentprop.fused import Fused
 from momentprop.jump import find_jump
 from momentprop.local import Elementwise, Linear, Local
-from momentprop.moments import Moments, is_moments
+from momentprop.moments import Logits, Moments, is_moments
 from momentprop.registry import RULES, Rule
 from momentprop.samples import Layout
 from momentprop.selection import Selection
 from momentprop.sketch import Sketch, is_deep, signs
 from momentprop.tape import Tape, times
-from momentprop.trace import Trace, place_of
+from momentprop.trace import HEADS, Trace, place_of
 from momentprop.tracking import Tracked, tracked_layers
 
 
@@ -79,6 +79,7 @@ class TwoSweeps(nn.Module):
         self.shapes = {n.name: _fixed_sizes(n) for n in nodes if n.op == "placeholder"}
         self.outputs = [_Ref(v.name) if isinstance(v, fx.Node) else v for v in nodes[-1].args[0]]
         uncertain = [v for v in nodes[-1].args[0] if isinstance(v, fx.Node) and v in random]
+        self.heads: dict[str, str] = {v.name: str(v.args[0]) for v in uncertain if v.target in HEADS}
         self.n_outputs = sum(selection.count(layouts[v.name].size) for v in uncertain)
         self.calls = _calls(trace, random)
         self.signs = signs(layouts) if is_deep(trace.graph, random) else None
@@ -98,6 +99,7 @@ class TwoSweeps(nn.Module):
                 if sketch is not None:
                     sketch.follow(name, [], value, source, lambda j: None)
         directions: dict[str, Tensor] = {}
+        heads: dict[str, Linear] = {}
         for call in self.calls:
             args, kwargs = _filled(call.args, env), _filled(call.kwargs, env)
             out: Any
@@ -114,13 +116,45 @@ class TwoSweeps(nn.Module):
             local = self._linearize(call, out, args, kwargs)
             if isinstance(local, Elementwise) and inputs and inputs[0] in directions:
                 directions[call.name] = times(directions[inputs[0]], local.gain)
+            if call.name in self.heads:
+                assert isinstance(local, Linear)
+                heads[call.name] = local
             length = None if first is out else len(out)
             tape.record(call.name, inputs, local, call.shared, length)
             if sketch is not None:
                 env[call.name] = sketch.follow(call.name, inputs, out, local, _on_means(call, env, sketch))
+        names = [v.name for v in self.outputs if isinstance(v, _Ref)]
+        random = {name: env[name] for name in names if is_moments(env[name])}
+        done = self._with_covariance(random, env, tape, heads)
         outputs = [env[v.name] if isinstance(v, _Ref) else v for v in self.outputs]
-        names = [v.name if isinstance(v, _Ref) else "" for v in self.outputs]
-        return _with_covariance(outputs, names, tape, self.layouts, self.selection)
+        return [
+            done[v.name] if isinstance(v, _Ref) and v.name in done else out
+            for v, out in zip(self.outputs, outputs, strict=True)
+        ]
+
+    def _with_covariance(
+        self, random: dict[str, Moments], env: Mapping[str, Any], tape: Tape, heads: Mapping[str, Linear]
+    ) -> dict[str, Moments]:
+        """The outputs completed. For probabilities it is the logits' covariance that is swept back to."""
+        if not random:
+            return {}
+        logits = {name: self.heads[name] for name in random if name in self.heads}
+        through = logits if self.selection.takes_all else {}
+        swept = {name: out for name, out in random.items() if name not in through}
+        swept |= {name: env[name] for name in logits.values()}
+        found = _covariances(swept, tape, self.layouts, self.selection)
+        done = {name: _completed(out, *found[name], self.layouts[name]) for name, out in swept.items()}
+        for name, inner in logits.items():
+            out = random[name]
+            if name in through:
+                layout = self.layouts[name]
+                seeds, _ = self.selection.of(out, layout)
+                rows = self.layouts[inner].split(heads[name].pull(seeds)[0], layout.batch_of(out.mean))
+                covariance = rows @ found[inner][0] @ rows.mT
+                done[name] = _completed(out, (covariance + covariance.mT) / 2, None, layout)
+            assert out.logits is not None
+            done[name].logits = Logits(done[inner], out.logits.dim)
+        return done
 
     def _linearize(self, call: _Call, out: Any, args: Any, kwargs: Any) -> Local:
         if call.gain is not None:
@@ -220,13 +254,10 @@ def _is_random(value: Any) -> bool:
     return is_moments(value) or (isinstance(value, (list, tuple)) and any(map(is_moments, value)))
 
 
-def _with_covariance(
-    outputs: list[Any], names: list[str], tape: Tape, layouts: Mapping[str, Layout], selection: Selection
-) -> list[Any]:
-    """The outputs with covariances; all of them are swept together."""
-    random = {name: out for name, out in zip(names, outputs, strict=True) if is_moments(out)}
-    if not random:
-        return outputs
+def _covariances(
+    random: dict[str, Moments], tape: Tape, layouts: Mapping[str, Layout], selection: Selection
+) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """Covariance and chosen indices of every value; all of them are swept together."""
     chosen = {name: selection.of(out, layouts[name]) for name, out in random.items()}
     rows = [seeds.shape[0] for seeds, _ in chosen.values()]
     seeds, start = {}, 0
@@ -242,14 +273,11 @@ def _with_covariance(
         start += count
     first = next(iter(random))
     total = tape.covariance(seeds, layouts, layouts[first].batch_of(random[first].mean))
-    blocks, start = {}, 0
+    found, start = {}, 0
     for (name, (_, indices)), count in zip(chosen.items(), rows, strict=True):
-        blocks[name] = (total[:, start : start + count, start : start + count], indices)
+        found[name] = (total[:, start : start + count, start : start + count], indices)
         start += count
-    return [
-        _completed(out, *blocks[name], layouts[name]) if name in blocks and is_moments(out) else out
-        for name, out in zip(names, outputs, strict=True)
-    ]
+    return found
 
 
 def _completed(out: Moments, covariance: Tensor, indices: Tensor | None, layout: Layout) -> Moments:

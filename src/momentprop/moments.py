@@ -17,7 +17,8 @@ class Moments:
     `variance` has the shape of `mean`; anything that broadcasts to it (a scalar tensor, a float) is
     expanded. The accurate tier fills `covariance`, [batch, K, K] over the K elements of each sample in
     row-major order; elsewhere it is None. Where only some outputs were asked for, `indices`, [batch, m],
-    says which, and `covariance` is [batch, m, m].
+    says which, and `covariance` is [batch, m, m]. Behind softmax and log-softmax, `logits` holds the moments
+    of what went in: a Gaussian describes those better, so predictive distributions are made of them.
 
     >>> import torch
     >>> x = Moments(torch.zeros(2, 3), 0.25)
@@ -29,6 +30,7 @@ class Moments:
     variance: Tensor
     covariance: Tensor | None = None
     indices: Tensor | None = None
+    logits: Logits | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.mean, Tensor):
@@ -60,7 +62,8 @@ class Moments:
         mean, variance = self.mean.to(*args, **kwargs), self.variance.to(*args, **kwargs)
         covariance = None if self.covariance is None else self.covariance.to(*args, **kwargs)
         indices = None if self.indices is None else self.indices.to(mean.device)  # never a float
-        return Moments(mean, variance, covariance, indices)
+        logits = None if self.logits is None else self.logits.to(*args, **kwargs)
+        return Moments(mean, variance, covariance, indices, logits)
 
     def detach(self) -> Moments:
         return pytree.tree_map_only(Tensor, Tensor.detach, self)
@@ -70,15 +73,31 @@ class Moments:
         return f"Moments(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device}{extra})"
 
 
+@dataclass(eq=False)
+class Logits:
+    """What went into a softmax (or log-softmax) over the classes in dimension `dim`."""
+
+    moments: Moments
+    dim: int
+
+    def to(self, *args: Any, **kwargs: Any) -> Logits:
+        return Logits(self.moments.to(*args, **kwargs), self.dim)
+
+
+_FIELDS = ("mean", "variance", "covariance", "indices", "logits")
 pytree.register_pytree_node(
     Moments,
-    lambda m: ([m.mean, m.variance, m.covariance, m.indices], None),
+    lambda m: ([getattr(m, n) for n in _FIELDS], None),
     lambda values, _: Moments(*values),
     serialized_type_name="momentprop.Moments",
-    flatten_with_keys_fn=lambda m: (
-        [(pytree.GetAttrKey(n), getattr(m, n)) for n in ("mean", "variance", "covariance", "indices")],
-        None,
-    ),
+    flatten_with_keys_fn=lambda m: ([(pytree.GetAttrKey(n), getattr(m, n)) for n in _FIELDS], None),
+)
+pytree.register_pytree_node(
+    Logits,
+    lambda x: ([x.moments], x.dim),
+    lambda values, dim: Logits(next(iter(values)), dim),
+    serialized_type_name="momentprop.Logits",
+    flatten_with_keys_fn=lambda x: ([(pytree.GetAttrKey("moments"), x.moments)], x.dim),
 )
 
 

@@ -43,6 +43,7 @@ class SampledMoments(Moments):
     mean_error: Tensor | None = None
     variance_error: Tensor | None = None
     kept: Tensor | None = None
+    head: tuple[str, int] | None = None  # ("softmax" or "log_softmax", dimension) where the network ends so
 
     @property
     def samples(self) -> Tensor:
@@ -106,6 +107,8 @@ def monte_carlo(
     certain = iter([_certain(value, n_samples) for value in run.certain])
     sampled = iter([collector.result() for collector in collectors])
     results = [next(sampled) if random else next(certain) for random in sampler.is_random]
+    for position, head in traced.heads.items():
+        results[position].head = head
     return rebuild_output(results, traced.out_spec)
 
 

@@ -19,6 +19,10 @@ class Selection:
     largest: int | None = None
     indices: tuple[int, ...] | None = None
 
+    @property
+    def takes_all(self) -> bool:
+        return self.largest is None and self.indices is None
+
     @staticmethod
     def parse(outputs: int | Sequence[int] | None) -> Selection:
         if outputs is None:

@@ -117,11 +117,9 @@ def pooled(
     return Pooled(
         windows.close(mean),
         windows.close(variance),
-        None,
-        None,
-        windows,
-        weights,
-        lambda: elements.variance_of_sum(weights),
+        windows=windows,
+        weights=weights,
+        explained=lambda: elements.variance_of_sum(weights),
     )
 
 
@@ -132,7 +130,8 @@ def _independent_maxima(x: Moments, windows: Windows) -> Moments:
     best = elements[last]
     for position in reversed(others):
         best = tuple(torch.stack(max_moments(*elements[position], *best)))
-    return Moments(*map(windows.close, best))
+    mean, variance = map(windows.close, best)
+    return Moments(mean, variance)
 
 
 def _mixed(weight: Tensor, first: Tensor | None, second: Tensor | None) -> Tensor | None:

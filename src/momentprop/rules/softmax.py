@@ -33,7 +33,7 @@ from torch import Tensor
 
 from momentprop.gaussian import log_normal_cdf, safe_sqrt
 from momentprop.local import Linear
-from momentprop.moments import Moments
+from momentprop.moments import Logits, Moments
 from momentprop.registry import rule
 
 aten = torch.ops.aten
@@ -41,19 +41,21 @@ aten = torch.ops.aten
 _CHUNK = 64  # logits compared at a time: memory stays at 64 K numbers for K logits, not K^2
 
 
-def _log_odds_probit(mean: Tensor, variance: Tensor) -> Tensor:
+def log_odds_probit(mean: Tensor, variance: Tensor) -> Tensor:
     """log (1 - E) / E for E = Phi(m / sqrt(v + 8/pi))."""
     u = mean / (variance + 8 / math.pi).sqrt()
     return log_normal_cdf(-u) - log_normal_cdf(u)
 
 
-def _log_odds_logistic(mean: Tensor, variance: Tensor) -> Tensor:
+def log_odds_logistic(mean: Tensor, variance: Tensor) -> Tensor:
     """log (1 - E) / E for E = sigma(m / sqrt(1 + pi v / 8))."""
     return -mean / (1 + variance * (math.pi / 8)).sqrt()
 
 
-def _log_probabilities(mean: Tensor, variance: Tensor, log_odds: Any) -> Tensor:
-    """log p over the last dimension."""
+def log_probabilities(
+    mean: Tensor, variance: Tensor, log_odds: Any, covariance: Tensor | None = None
+) -> Tensor:
+    """log p over the last dimension; covariance, [..., K, K], counts where it is given."""
     n = mean.shape[-1]
     if n == 0:
         return mean
@@ -61,10 +63,10 @@ def _log_probabilities(mean: Tensor, variance: Tensor, log_odds: Any) -> Tensor:
     parts = []
     for start in range(0, n, _CHUNK):
         stop = min(start + _CHUNK, n)
-        odds = log_odds(
-            mean[..., :, None] - mean[..., None, start:stop],
-            variance[..., :, None] + variance[..., None, start:stop],
-        )
+        spread = variance[..., :, None] + variance[..., None, start:stop]
+        if covariance is not None:
+            spread = (spread - 2 * covariance[..., :, start:stop]).clamp_min(0)
+        odds = log_odds(mean[..., :, None] - mean[..., None, start:stop], spread)
         itself = index[:, None] == index[None, start:stop]
         # the term j = k stands in for the 1 of the denominator: log 1 = 0
         parts.append(torch.logsumexp(odds.masked_fill(itself, 0.0), -1, keepdim=True))
@@ -113,7 +115,7 @@ def _softmax_local(out: Moments, x: Moments, dim: int, dtype: torch.dtype | None
 def _log_softmax_local(out: Moments, x: Moments, dim: int, dtype: torch.dtype | None = None) -> Linear:
     """Jacobian d_kj - p_j, at the probabilities that the mean logits give."""
     mean, variance = _prepare(x, dim, dtype)
-    p = _log_probabilities(mean, variance, _log_odds_logistic).exp().movedim(-1, dim)
+    p = log_probabilities(mean, variance, log_odds_logistic).exp().movedim(-1, dim)
     dim = dim % p.dim()
 
     def pull(cotangent: Tensor) -> list[Tensor]:
@@ -134,17 +136,17 @@ def _softmax_rule(fidelity: str | None, log_odds: Any) -> None:
     )
     def softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Moments:
         mean, variance = _prepare(x, dim, dtype)
-        log_p = _log_probabilities(mean, variance, log_odds)
+        log_p = log_probabilities(mean, variance, log_odds)
         tiny = torch.finfo(log_p.dtype).tiny
         p = log_p.exp().clamp_min(tiny)  # finite logits exclude no class
         bound = p * (1 - p)
         first_order = p * p * _log_spread(log_p, variance)
         limited = first_order * (bound / (first_order + bound).clamp_min(tiny))
-        return Moments(p.movedim(-1, dim), limited.movedim(-1, dim))
+        return Moments(p.movedim(-1, dim), limited.movedim(-1, dim), logits=Logits(x, dim))
 
 
-_softmax_rule("paper", _log_odds_probit)
-_softmax_rule(None, _log_odds_logistic)
+_softmax_rule("paper", log_odds_probit)
+_softmax_rule(None, log_odds_logistic)
 
 
 @rule(
@@ -155,7 +157,8 @@ _softmax_rule(None, _log_odds_logistic)
 )
 def log_softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Moments:
     mean, variance = _prepare(x, dim, dtype)
-    log_p = _log_probabilities(mean, variance, _log_odds_logistic)
+    log_p = log_probabilities(mean, variance, log_odds_logistic)
     curvature = -log_p.exp() * torch.expm1(log_p) * variance / (1 + variance * (math.pi / 32)).sqrt()
     log_mean = F.log_softmax(mean, -1) - 0.5 * curvature.sum(-1, keepdim=True)
-    return Moments(log_mean.movedim(-1, dim), _log_spread(log_p, variance).movedim(-1, dim))
+    spread = _log_spread(log_p, variance).movedim(-1, dim)
+    return Moments(log_mean.movedim(-1, dim), spread, logits=Logits(x, dim))

@@ -1,0 +1,126 @@
+"""Several networks as one predictive distribution: a mixture with equal weights.
+
+An ensemble gives the list of its members' outputs, which `mp.classify` and `mp.regress` take as a mixture:
+probabilities are averaged, moments are mixed, and what members disagree about is epistemic.
+
+Converted members of one architecture run as one graph over stacked parameters, so that small batches pay the
+overhead of one network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from momentprop.convert import BayesianNetwork
+from momentprop.moments import Moments, as_moments, is_moments
+from momentprop.montecarlo import monte_carlo
+from momentprop.structure import rebuild_output
+
+
+class Ensemble(nn.Module):
+    """Networks of any kind, converted or plain, called together.
+
+    Args:
+        members: networks with the same inputs and outputs.
+        stack: run converted members of one architecture as one graph. Their parameters are then copied:
+            call `refresh()` after changing a member. By default they are stacked where that is possible;
+            True raises a ValueError where it is not.
+
+    >>> import torch, momentprop as mp
+    >>> models = [torch.nn.Sequential(torch.nn.Dropout(0.1), torch.nn.Linear(4, 3)) for _ in range(5)]
+    >>> x = torch.randn(2, 4)
+    >>> ensemble = mp.Ensemble([mp.convert(model, x) for model in models])
+    >>> mp.classify(ensemble(x)).probs.shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, members: Sequence[nn.Module], *, stack: bool | None = None) -> None:
+        super().__init__()
+        if not members:
+            raise ValueError("an ensemble needs at least one member")
+        self.members = nn.ModuleList(members)
+        difference = _difference(list(members))
+        if stack and difference:
+            raise ValueError(f"the members cannot run as one graph: {difference}")
+        self.is_stacked = not difference if stack is None else stack
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take over the members' parameters as they are now."""
+        if not self.is_stacked:
+            return
+        states = zip(*(_converted(m)._state() for m in self.members), strict=True)
+        for i, tensors in enumerate(states):
+            self.register_buffer(
+                f"_stacked_{i}", torch.stack([t.detach() for t in tensors]), persistent=False
+            )
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def forward(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """The outputs of all members, in order."""
+        if not self.is_stacked:
+            return [member(*args, **kwargs) for member in self.members]
+        first = _converted(self.members[0])
+        leaves = first._trace.signature.flatten(args, kwargs)
+        if not torch.compiler.is_compiling():
+            first._check_uncertain(tuple(map(is_moments, leaves)))
+        specs: list[Any] = []
+
+        def run(*state: Tensor) -> list[Tensor]:
+            outputs = [as_moments(v) for v in first._program(*state, *leaves)]
+            flat, spec = pytree.tree_flatten(outputs)
+            specs.append((spec, [isinstance(v, Tensor) for v in flat], flat))
+            return [v for v in flat if isinstance(v, Tensor)]
+
+        stacked = torch.vmap(run)(*self._stacked())
+        spec, is_tensor, template = specs[0]
+        return [
+            rebuild_output(_filled(spec, is_tensor, template, [t[i] for t in stacked]), first._trace.out_spec)
+            for i in range(len(self.members))
+        ]
+
+    def monte_carlo(self, inputs: Any, n_samples: int = 50, seed: int = 0, **options: Any) -> list[Any]:
+        """MC dropout of every member, as `mp.monte_carlo` gives it, each with masks of its own."""
+        return [
+            monte_carlo(member, inputs, n_samples, seed + i * 1_000_003, **options)
+            for i, member in enumerate(self.members)
+        ]
+
+    def _stacked(self) -> Iterator[Tensor]:
+        count = len(_converted(self.members[0])._trace.state)
+        return (getattr(self, f"_stacked_{i}") for i in range(count))
+
+
+def _filled(spec: Any, is_tensor: list[bool], template: list[Any], tensors: list[Tensor]) -> list[Moments]:
+    found = iter(tensors)
+    leaves = [next(found) if tensor else other for tensor, other in zip(is_tensor, template, strict=True)]
+    return pytree.tree_unflatten(leaves, spec)
+
+
+def _converted(member: nn.Module) -> BayesianNetwork:
+    assert isinstance(member, BayesianNetwork)
+    return member
+
+
+def _difference(members: list[nn.Module]) -> str:
+    """Why the members cannot run as one graph; empty if they can."""
+    networks = [m for m in members if isinstance(m, BayesianNetwork)]
+    if len(networks) < len(members):
+        return "not all of them are converted"
+    if len({_code(m) for m in networks}) > 1:
+        return "they have different graphs"
+    if len({(m.fidelity, m._selection) for m in networks}) > 1:
+        return "they were converted with different settings"
+    shapes = {tuple((t.shape, t.dtype, t.device) for t in m._state()) for m in networks}
+    return "their parameters differ in shape, type or device" if len(shapes) > 1 else ""
+
+
+def _code(network: BayesianNetwork) -> str:
+    return network._graph.graph.python_code("self").src

@@ -1,0 +1,276 @@
+"""The predictive distribution of a real target: normal, or a mixture of normals for samples and ensembles."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from momentprop.moments import Moments
+from momentprop.montecarlo import SampledMoments
+
+
+@dataclass(eq=False)
+class RegressionPredictive:
+    """A normal distribution of the target, or a mixture of T normals: components [T, *shape].
+
+    >>> y = regress(Moments(torch.zeros(1), 3.0), noise_variance=1.0)
+    >>> y.std.tolist(), [round(v.item(), 2) for v in y.interval(0.95)]
+    ([2.0], [-3.92, 3.92])
+    """
+
+    means: Tensor
+    epistemics: Tensor  # variance of the mean that each component has by itself
+    aleatorics: Tensor  # variance of the noise around it
+
+    @property
+    def mean(self) -> Tensor:
+        return self.means.mean(0)
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Variance of the network's prediction."""
+        return self.epistemics.mean(0) + self.means.var(0, correction=0)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Variance of the noise in the data."""
+        return self.aleatorics.mean(0)
+
+    @property
+    def variance(self) -> Tensor:
+        return self.epistemic + self.aleatoric
+
+    @property
+    def std(self) -> Tensor:
+        return self.variance.sqrt()
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return self.means.shape[1:]
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Density at y, in logarithms, element by element."""
+        y = self._fitting(y)
+        variance = self._component_variance
+        exponents = -0.5 * ((y - self.means) ** 2 / variance + variance.log() + math.log(2 * math.pi))
+        return exponents[0] if len(self.means) == 1 else exponents.logsumexp(0) - math.log(len(self.means))
+
+    def nll(self, y: Tensor) -> Tensor:
+        return -self.log_prob(y)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        y = self._fitting(y)
+        return torch.special.ndtr((y - self.means) / self._component_variance.sqrt()).mean(0)
+
+    def quantile(self, q: float) -> Tensor:
+        """The value below which the target lies with probability q."""
+        if not 0 < q < 1:
+            raise ValueError(f"q must lie between 0 and 1, not {q}")
+        z = torch.special.ndtri(torch.tensor(q, dtype=torch.float64)).item()
+        std = self._component_variance.sqrt()
+        each = self.means + z * std
+        low, high = each.amin(0), each.amax(0)
+        if len(self.means) == 1:
+            return each[0]
+        for _ in range(60 if low.dtype == torch.float64 else 30):  # it lies between the components' own
+            middle = (low + high) / 2
+            below = self.cdf(middle) < q
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return (low + high) / 2
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """The central interval that holds the target with this probability."""
+        if not 0 < level < 1:
+            raise ValueError(f"level must lie between 0 and 1, not {level}")
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    def sample(self, shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
+        """Targets [*shape, *batch_shape]."""
+        count = max(math.prod(shape), 1)
+        full = (count, *self.batch_shape)
+        options: Any = {"generator": generator, "device": self.means.device}
+        chosen = torch.randint(len(self.means), full, **options)
+        noise = torch.randn(full, dtype=self.means.dtype, **options)
+        drawn = self.means.gather(0, chosen) + self._component_variance.sqrt().gather(0, chosen) * noise
+        return drawn.reshape(*shape, *self.batch_shape)
+
+    def to_dict(self, level: float = 0.95) -> dict[str, Any]:
+        """Plain lists and numbers, for serving."""
+        low, high = self.interval(level)
+        names = ("mean", "std", "epistemic", "aleatoric")
+        out: dict[str, Any] = {name: getattr(self, name).tolist() for name in names}
+        return out | {"interval": {"level": level, "low": low.tolist(), "high": high.tolist()}}
+
+    @property
+    def _component_variance(self) -> Tensor:
+        variance = self.epistemics + self.aleatorics
+        return variance.clamp_min(torch.finfo(variance.dtype).tiny)
+
+    def _fitting(self, y: Tensor) -> Tensor:
+        if y.shape != self.batch_shape:
+            raise ValueError(f"y has shape {tuple(y.shape)}, the prediction {tuple(self.batch_shape)}")
+        return y
+
+    def __repr__(self) -> str:
+        kind = "normal" if len(self.means) == 1 else f"mixture of {len(self.means)} normals"
+        return f"RegressionPredictive({kind}, batch_shape={tuple(self.batch_shape)})"
+
+
+def regress(
+    output: Any,
+    *,
+    tau: float | Tensor | None = None,
+    noise_variance: float | Tensor | None = None,
+    heteroscedastic: bool = False,
+) -> RegressionPredictive:
+    """The predictive distribution of a real target: N(y; E, V + 1/tau), element by element.
+
+    Args:
+        output: `Moments` of a converted network; `SampledMoments` with their samples, which give the mixture
+            of normals that MC dropout stands for; a plain tensor; or a list of these, an ensemble.
+        tau: precision of the noise in the data; or its inverse,
+        noise_variance: as a number or one per output (`fit_noise` finds it). Without either there is none.
+        heteroscedastic: the network itself gives mean and log noise variance: a pair of outputs, or one whose
+            last dimension holds all means and then all logarithms. The expected noise variance of a Gaussian
+            logarithm N(E, V) is exp(E + V/2).
+
+    >>> regress(torch.tensor([1.0, 2.0]), tau=4.0).std.tolist()  # a plain network: noise alone
+    [0.5, 0.5]
+    """
+    if tau is not None and noise_variance is not None:
+        raise ValueError("give tau or noise_variance, not both")
+    if heteroscedastic and not (tau is None and noise_variance is None):
+        raise ValueError("a heteroscedastic network gives the noise itself: no tau, no noise_variance")
+    noise = 0.0 if noise_variance is None else noise_variance
+    if tau is not None:
+        if bool(torch.as_tensor(tau <= 0).any()):
+            raise ValueError(f"tau must be positive, not {tau}")
+        noise = 1 / tau
+    if bool(torch.as_tensor(noise < 0).any()):
+        raise ValueError(f"noise_variance must not be negative, not {noise}")
+    if heteroscedastic:
+        mean, log_noise = _halves(output)
+        return _heteroscedastic(mean, log_noise)
+    if isinstance(output, (list, tuple)):
+        return _mixed([regress(member, noise_variance=noise) for member in output])
+    means, variances = _components(output)
+    level = torch.as_tensor(noise, dtype=means.dtype, device=means.device)
+    return RegressionPredictive(means, variances, level.expand_as(means))
+
+
+def fit_noise(output: Any, y: Tensor, *, method: str = "likelihood") -> Tensor:
+    """The noise variance (1/tau) that fits validation data best, as a scalar tensor.
+
+    Args:
+        output: predictions for the validation inputs, as `regress` takes them.
+        y: their targets.
+        method: `"likelihood"` maximises the predictive likelihood; `"closed_form"` takes the mean squared
+            error less the mean variance of the predictions, or a small share of it where that is negative.
+
+    >>> y = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    >>> round(fit_noise(torch.zeros(4), y).item(), 3)
+    1.0
+    """
+    silent = regress(output)
+    if y.shape != silent.batch_shape or y.numel() == 0:
+        raise ValueError(f"y has shape {tuple(y.shape)}, the prediction {tuple(silent.batch_shape)}")
+    if not bool(y.isfinite().all()):
+        raise ValueError("y holds NaN or infinite values")
+    with torch.no_grad():
+        error = (y - silent.mean).double().square().mean()
+        least = error * 1e-6 + torch.finfo(torch.float32).tiny
+        if method == "closed_form":
+            return torch.maximum(error - silent.epistemic.double().mean(), least).to(y.dtype)
+        if method != "likelihood":
+            raise ValueError(f"method must be 'likelihood' or 'closed_form', not {method!r}")
+        double = RegressionPredictive(
+            *(v.double() for v in (silent.means, silent.epistemics, silent.aleatorics))
+        )
+
+        def nll(log_noise: float) -> float:
+            noise = torch.full_like(double.means, math.exp(log_noise))
+            return dataclasses.replace(double, aleatorics=noise).nll(y.double()).mean().item()
+
+        best = _golden_section(nll, least.log().item(), error.clamp_min(least).log().item() + 3)
+        return torch.tensor(math.exp(best), dtype=y.dtype, device=y.device)
+
+
+def _golden_section(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function of one valley is smallest."""
+    ratio = (math.sqrt(5) - 1) / 2
+    a, b = high - ratio * (high - low), low + ratio * (high - low)
+    at_a, at_b = function(a), function(b)
+    for _ in range(60):
+        if at_a < at_b:
+            high, b, at_b = b, a, at_a
+            a = high - ratio * (high - low)
+            at_a = function(a)
+        else:
+            low, a, at_a = a, b, at_b
+            b = low + ratio * (high - low)
+            at_b = function(b)
+    return (low + high) / 2
+
+
+def _components(output: Any) -> tuple[Tensor, Tensor]:
+    """Means and variances [T, *shape] of the mixture."""
+    if isinstance(output, SampledMoments):
+        return output.samples, torch.zeros_like(output.samples)
+    if isinstance(output, Moments):
+        return output.mean[None], output.variance[None]
+    if isinstance(output, Tensor):
+        return output[None], torch.zeros_like(output)[None]
+    raise TypeError(f"output must be Moments, a tensor or a list of these, not {type(output).__name__}")
+
+
+def _halves(output: Any) -> tuple[Any, Any]:
+    """The network's means and log-variances."""
+    if isinstance(output, (list, tuple)):
+        if len(output) != 2:
+            raise ValueError(f"expected a pair (mean, log variance), not {len(output)} outputs")
+        return output[0], output[1]
+    size = output.shape[-1]
+    if size % 2:
+        raise ValueError(f"the last dimension holds means and log variances: it must be even, not {size}")
+
+    def part(start: int) -> Any:
+        if isinstance(output, SampledMoments):
+            cut = output.samples.narrow(-1, start, size // 2)
+            return SampledMoments(cut.mean(0), cut.var(0), n_samples=len(cut), kept=cut)
+        if isinstance(output, Moments):
+            mean, variance = (v.narrow(-1, start, size // 2) for v in (output.mean, output.variance))
+            return Moments(mean, variance)
+        return output.narrow(-1, start, size // 2)
+
+    return part(0), part(size // 2)
+
+
+def _heteroscedastic(mean: Any, log_noise: Any) -> RegressionPredictive:
+    means, variances = _components(mean)
+    logs, spreads = _components(log_noise)
+    return RegressionPredictive(means, variances, (logs + spreads / 2).exp())
+
+
+def _mixed(members: list[RegressionPredictive]) -> RegressionPredictive:
+    """Every member counts the same, however many components it has."""
+    if not members:
+        raise ValueError("an ensemble needs at least one member")
+    if len({len(m.means) for m in members}) > 1:
+        raise ValueError("members of an ensemble must have equally many samples")
+    fields = ("means", "epistemics", "aleatorics")
+    return RegressionPredictive(*(torch.cat([getattr(m, f) for m in members]) for f in fields))
+
+
+pytree.register_pytree_node(
+    RegressionPredictive,
+    lambda p: ([p.means, p.epistemics, p.aleatorics], None),
+    lambda values, _: RegressionPredictive(*values),
+    serialized_type_name="momentprop.RegressionPredictive",
+)

@@ -1,0 +1,133 @@
+"""Ensembles: mixtures, and members stacked into one graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import momentprop as mp
+
+
+def network(seed: int, width: int = 16, head: nn.Module | None = None) -> nn.Sequential:
+    torch.manual_seed(seed)
+    layers = [
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.3),
+        nn.Flatten(),
+    ]
+    model = nn.Sequential(*layers, nn.Linear(36, width), nn.ReLU(), nn.Dropout(0.3), nn.Linear(width, 3))
+    with torch.no_grad():
+        model[1].running_mean.normal_()
+        model[1].running_var.uniform_(0.5, 2)
+    return (nn.Sequential(model, head) if head else model).eval()
+
+
+X = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(9))
+
+
+@pytest.mark.parametrize("fidelity", ["paper", "fast", "accurate"])
+def test_stacked_members_give_what_each_gives_alone(fidelity: str) -> None:
+    members = [mp.convert(network(i), X, fidelity) for i in range(3)]
+    ensemble = mp.Ensemble(members)
+    assert ensemble.is_stacked
+    for out, member in zip(ensemble(X), members, strict=True):
+        alone = member(X)
+        torch.testing.assert_close(out.mean, alone.mean)
+        torch.testing.assert_close(out.variance, alone.variance)
+        if fidelity == "accurate":
+            torch.testing.assert_close(out.covariance, alone.covariance)
+        else:
+            assert out.covariance is None
+
+
+def test_softmax_at_the_end_keeps_its_logits() -> None:
+    members = [mp.convert(network(i, head=nn.Softmax(-1)), X) for i in range(2)]
+    alone = mp.classify([m(X) for m in members])
+    torch.testing.assert_close(mp.classify(mp.Ensemble(members)(X)).probs, alone.probs)
+
+
+def test_classification_averages_probabilities() -> None:
+    models = [network(i) for i in range(3)]
+    for members in (models, [mp.convert(m, X) for m in models]):
+        ensemble = mp.Ensemble(members)
+        found = mp.classify(ensemble(X))
+        each = torch.stack([mp.classify(m(X)).probs for m in members])
+        torch.testing.assert_close(found.probs, each.mean(0))
+        assert (found.mutual_information > 0).all()
+    samples = mp.Ensemble(models).monte_carlo(X, 100, seed=1)
+    assert [s.n_samples for s in samples] == [100] * 3
+    assert not torch.equal(samples[0].samples[:50], samples[1].samples[:50])
+    each = torch.stack([mp.classify(s).probs for s in samples])
+    torch.testing.assert_close(mp.classify(samples).probs, each.mean(0))
+
+
+def test_regression_mixes_moments() -> None:
+    members = [mp.convert(network(i), X) for i in range(3)]
+    found = mp.regress(mp.Ensemble(members)(X))
+    outputs = [m(X) for m in members]
+    means = torch.stack([o.mean for o in outputs])
+    torch.testing.assert_close(found.mean, means.mean(0))
+    between = means.var(0, correction=0)
+    torch.testing.assert_close(found.epistemic, torch.stack([o.variance for o in outputs]).mean(0) + between)
+
+
+def test_several_outputs() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            h = self.layer(nn.functional.dropout(x, 0.2, self.training))
+            return {"values": h, "sizes": x.abs()}
+
+    x = torch.randn(2, 4)
+    members = [mp.convert(Two().eval(), x) for _ in range(2)]
+    first, _ = mp.Ensemble(members, stack=True)(x)
+    torch.testing.assert_close(first["values"].covariance, members[0](x)["values"].covariance)
+    torch.testing.assert_close(first["sizes"].mean, x.abs())
+
+
+def test_any_batch_size_and_refresh() -> None:
+    models = [network(i) for i in range(2)]
+    members = [mp.convert(m, X) for m in models]
+    ensemble = mp.Ensemble(members)
+    assert ensemble(X[:1])[0].mean.shape == (1, 3)
+    with torch.no_grad():
+        models[0][-1].bias.add_(1)
+    torch.testing.assert_close(ensemble(X)[0].mean + 1, members[0](X).mean)
+    ensemble.refresh()
+    torch.testing.assert_close(ensemble(X)[0].mean, members[0](X).mean)
+
+
+def test_uncertain_inputs() -> None:
+    members = [mp.convert(network(i), X) for i in range(2)]
+    noisy = mp.Moments(X, 0.1)
+    out = mp.Ensemble(members)(noisy)[1]
+    torch.testing.assert_close(out.covariance, members[1](noisy).covariance)
+
+
+def test_compiles_without_breaks() -> None:
+    ensemble = mp.Ensemble([mp.convert(network(i), X) for i in range(2)])
+    expected = ensemble(X)[1].covariance
+    found = torch.compile(ensemble, fullgraph=True, backend="aot_eager")(X)[1].covariance
+    torch.testing.assert_close(found, expected)
+
+
+def test_members_that_differ_run_one_by_one() -> None:
+    different = [mp.convert(network(0), X), mp.convert(network(1, width=8), X)]
+    tiers = [mp.convert(network(0), X, "fast"), mp.convert(network(1), X)]
+    mixed = [mp.convert(network(0), X), network(1)]
+    for members, reason in ((different, "shape"), (tiers, "settings|graphs"), (mixed, "not all of them")):
+        ensemble = mp.Ensemble(members)
+        assert not ensemble.is_stacked
+        assert len(ensemble(X)) == 2
+        assert mp.classify(ensemble(X)).probs.shape == (5, 3)
+        with pytest.raises(ValueError, match=reason):
+            mp.Ensemble(members, stack=True)
+    with pytest.raises(ValueError, match="at least one member"):
+        mp.Ensemble([])
