@@ -65,36 +65,64 @@ class DroppedPool:
         p = drop_probability
         windows = Windows.of(x.shape[-self.n_dims :], *geometry)
         elements = Elements.of(x, windows, correlated=True)
-        kept = elements.scaled(1 / (1 - p))
-        mean: Any = 0.0
-        second: Any = 0.0
-        weights: dict[Position, Any] = dict.fromkeys(windows.positions, 0.0)
-        for best in _cases(kept):
-            dropped = len(windows.positions) - len(best.weights)
-            chance = (1 - p) ** len(best.weights) * p**dropped
-            case = best if dropped == 0 else _above_zero(best)
-            mean = mean + chance * case.mean
-            second = second + chance * (case.variance + case.mean * case.mean)
-            for position, weight in case.weights.items():
-                weights[position] = weights[position] + (chance / (1 - p)) * weight
+        cases = _cases(elements.scaled(1 / (1 - p)))
+        n = len(windows.positions)
+        kept = [bin(number).count("1") for number in range(1, 2**n)]
+        chances = cases.mean.new_tensor([(1 - p) ** k * p ** (n - k) for k in kept])
+        chances, complete = (
+            v.reshape(-1, *[1] * (cases.mean.dim() - 1)) for v in (chances, torch.arange(1, 2**n) == 2**n - 1)
+        )
+        best = _above_zero(cases, ~complete.to(x.device))
+        mean = (chances * best.mean).sum(0)
+        second = (chances * (best.variance + best.mean * best.mean)).sum(0)
+        weights = {position: (chances * w).sum(0) / (1 - p) for position, w in best.weights.items()}
         return pooled(mean, (second - mean * mean).clamp_min(0), windows, weights, elements)
 
     def local(self, out: Pooled, x: Any, *_: Any) -> Linear:
         return weighted_sum(out, x)
 
 
-def _cases(kept: Elements) -> list[Maximum]:
-    """The maximum of every set of elements that is not empty; larger sets go on from smaller ones."""
-    found: list[Maximum] = []
-    for position in kept.moments:
-        larger = [best.against(kept, position) for best in found]
-        found += [*larger, Maximum.of(kept, position)]
+def _cases(kept: Elements) -> Maximum:
+    """The maxima of all sets of elements but the empty one, stacked in front.
+
+    Bit i of a set's number, counted from 1, says whether it holds element i: with one element more, the sets
+    so far are followed by that element alone, and by each of them with it.
+    """
+    first, *others = kept.moments
+    found = _stacked(Maximum.of(kept, first))
+    for position in others:
+        alone = _stacked(Maximum.of(kept, position))
+        found = _joined(found, alone, found.against(kept, position))
     return found
 
 
-def _above_zero(best: Maximum) -> Maximum:
-    """Its maximum with zero."""
+def _stacked(one: Maximum) -> Maximum:
+    weights = {p: w[None] for p, w in one.weights.items()}
+    shared = {p: None if c is None else c[None] for p, c in one.shared.items()}
+    return Maximum(one.mean[None], one.variance[None], weights, shared)
+
+
+def _joined(*parts: Maximum) -> Maximum:
+    """One behind the other; what a part does not know is zero."""
+
+    def join(values: list[Tensor | None]) -> Tensor:
+        known = [
+            torch.zeros_like(part.mean) if v is None else v.expand_as(part.mean)
+            for v, part in zip(values, parts, strict=True)
+        ]
+        return torch.cat(known)
+
+    weights = {p: join([part.weights.get(p) for part in parts]) for p in parts[-1].weights}
+    to_come = {p: [part.shared.get(p) for part in parts] for p in parts[-1].shared}
+    shared = {p: None if all(v is None for v in values) else join(values) for p, values in to_come.items()}
+    mean, variance = (torch.cat([getattr(part, name) for part in parts]) for name in ("mean", "variance"))
+    return Maximum(mean, variance, weights, shared)
+
+
+def _above_zero(best: Maximum, dropped: Tensor) -> Maximum:
+    """The maximum with zero, where something is dropped."""
     mean, variance = relu_moments(best.mean, best.variance)
-    positive = positive_probability(best.mean, best.variance)
+    positive = torch.where(dropped, positive_probability(best.mean, best.variance), 1.0)
     weights: dict[Position, Tensor] = {p: w * positive for p, w in best.weights.items()}
+    mean, variance = torch.where(dropped, mean, best.mean), torch.where(dropped, variance, best.variance)
     return Maximum(mean, variance, weights, {})

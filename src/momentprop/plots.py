@@ -7,10 +7,13 @@ apart; hatching tells apart too where shapes overlap.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
+import torch
+
+from momentprop import metrics
 from momentprop.errors import MissingExtraError
 
 try:
@@ -19,6 +22,7 @@ try:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import to_rgba
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter, ScalarFormatter
 except ImportError as error:
     raise MissingExtraError("matplotlib", "plots") from error
 
@@ -140,6 +144,195 @@ def roc_curves(known: Mapping[str, Any], novel: Mapping[str, Any], axes: Axes | 
     return panel
 
 
+def filter_curve(
+    curves: Mapping[str, tuple[Any, Any]], x_label: str = "fraction of inputs kept", axes: Axes | None = None
+) -> Axes:
+    """Accuracy on the inputs that a method keeps when it sets the most uncertain aside.
+
+    Args:
+        curves: by method, what is kept and the accuracy on it. What is kept is either a fraction (coverage)
+            or the largest entropy that is not set aside (cut-off); NaN where nothing is kept.
+        x_label: what the first of the two is.
+        axes: where to draw.
+    """
+    panel: Axes = _axes(None if axes is None else [axes], 1, 1, width=3.4, height=2.6)[0]
+    for (name, (kept, accuracy)), color, style in zip(
+        curves.items(), cycle(COLORS), cycle(STYLES), strict=False
+    ):
+        kept, accuracy = np.asarray(kept), np.asarray(accuracy)
+        if kept.shape != accuracy.shape:
+            raise ValueError(f"{name}: {kept.shape} cut-offs but {accuracy.shape} accuracies")
+        panel.plot(kept, accuracy, color=color, linestyle=style, linewidth=1.2, label=name)
+    panel.set_xlabel(x_label, fontsize=_FONT)
+    panel.set_ylabel("accuracy on inputs kept", fontsize=_FONT)
+    panel.margins(x=0)
+    _legend_above(panel)
+    _tidy(panel)
+    return panel
+
+
+def density_scatter(
+    reference: Any,
+    ours: Any,
+    x_label: str = "MC dropout",
+    y_label: str = "momentprop",
+    axes: Axes | None = None,
+) -> Axes:
+    """One point per input: our value against the reference's, coloured by how many points are near.
+
+    The grey line is equality; Pearson's r with its 95 % interval stands in the corner.
+
+    Args:
+        reference: values such as standard deviations by MC dropout.
+        ours: the same values by the method to be judged.
+        x_label: name of the reference and, where it has one, the unit.
+        y_label: the same for ours.
+        axes: where to draw.
+    """
+    r = metrics.pearson(torch.as_tensor(reference), torch.as_tensor(ours))
+    panel: Axes = _axes(None if axes is None else [axes], 1, 1, width=3.4, height=3.2)[0]
+    x, y = np.asarray(reference).ravel(), np.asarray(ours).ravel()
+    both = np.concatenate([x, y])
+    margin = 0.03 * np.ptp(both)
+    ends = (both.min() - margin, both.max() + margin)
+    near = _points_near(x, y, ends)
+    order = np.argsort(near, kind="stable")  # the densest on top
+    # an image inside vector formats: ten thousand circles make a file that no reader scrolls through
+    points = panel.scatter(
+        x[order], y[order], c=near[order] / near.max(), s=4, cmap="viridis", linewidths=0, rasterized=True
+    )
+    panel.plot(ends, ends, color="0.6", linewidth=0.8, zorder=0)
+    panel.text(0.04, 0.96, f"r = {r}", transform=panel.transAxes, va="top", fontsize=_FONT)
+    panel.set(aspect="equal", xlim=ends, ylim=ends)
+    panel.set_xlabel(x_label, fontsize=_FONT)
+    panel.set_ylabel(y_label, fontsize=_FONT)
+    bar = panel.inset_axes((0.62, 0.11, 0.33, 0.03))  # below the line of equality, where few points are
+    panel.figure.colorbar(points, cax=bar, orientation="horizontal", ticks=[])
+    bar.set_title("points: few to many", fontsize=_FONT - 1, pad=2)
+    _tidy(panel)
+    return panel
+
+
+def reliability_diagram(
+    probs_by_method: Mapping[str, Any], target: Any, n_bins: int = 15, axes: Any = None
+) -> Any:
+    """Two panels over confidence: accuracy of each bin with its 95 % interval; number of inputs in it.
+
+    The grey line is perfect calibration: below it a method is too sure. The legend gives the expected
+    calibration error.
+
+    Args:
+        probs_by_method: probabilities [batch, K, ...] by method.
+        target: classes [batch, ...].
+        n_bins: bins of equal width between 0 and 1; empty ones are left out.
+        axes: two Axes to draw into.
+
+    Returns:
+        Array of the two Axes.
+    """
+    upper, lower = axes = _axes(axes, 2, 1, width=3.4, height=4.0, sharey=False, ratios=(3, 1))
+    upper.plot([0, 1], [0, 1], color="0.7", linewidth=0.8)
+    target = torch.as_tensor(target)
+    n_methods = len(probs_by_method)
+    least = 1.0
+    for i, (name, probs) in enumerate(probs_by_method.items()):
+        color, style = COLORS[i % len(COLORS)], STYLES[i % len(STYLES)]
+        probs = torch.as_tensor(probs)
+        confidence, accuracy, count = metrics.reliability(probs, target, n_bins)
+        filled = count > 0
+        error = (count * (accuracy - confidence).abs())[filled].sum().item() / count.sum().item()
+        x, y, n = (values[filled].numpy() for values in (confidence, accuracy, count))
+        intervals = [metrics.wilson(rate * size, size) for rate, size in zip(y, n, strict=True)]
+        upper.vlines(x, [e.low for e in intervals], [e.high for e in intervals], color=color, alpha=0.4)
+        upper.plot(
+            x,
+            y,
+            color=color,
+            linestyle=style,
+            linewidth=1.2,
+            marker="osD^v"[i % 5],
+            markersize=3,
+            label=f"{name} (ECE {error:.3f})",
+        )
+        # beside each other within a bin, on a logarithmic axis: most inputs are in the last bins
+        slot = 0.8 / n_bins / n_methods
+        starts = np.flatnonzero(filled.numpy()) / n_bins + 0.1 / n_bins + i * slot
+        lower.bar(starts, n, width=slot, align="edge", color=color, linewidth=0)
+        least = min(least, float(np.floor(x[0] * n_bins) / n_bins))
+    upper.set(xlim=(least, 1), ylim=(-0.02, 1.02))
+    upper.set_ylabel("accuracy", fontsize=_FONT)
+    lower.set_yscale("log")
+    lower.set_ylim(bottom=0.7)  # a single input still shows
+    lower.set_ylabel("inputs", fontsize=_FONT)
+    lower.set_xlabel("confidence", fontsize=_FONT)
+    upper.legend(fontsize=_FONT - 1, frameon=False, loc="upper left")
+    for panel in axes:
+        _tidy(panel)
+    return axes
+
+
+def auc_against_samples(
+    sizes: Any,
+    aucs: Any,
+    lines: Mapping[str, float],
+    name: str = "MC dropout",
+    axes: Axes | None = None,
+) -> Axes:
+    """AUC of sampling against the number of samples T, beside methods that need none.
+
+    Args:
+        sizes: numbers of samples.
+        aucs: [repetitions, sizes]: AUC by that many samples, each time with new ones.
+        lines: AUC by method, drawn as horizontal lines.
+        name: the sampling method.
+        axes: where to draw.
+    """
+    panel: Axes = _axes(None if axes is None else [axes], 1, 1, width=3.4, height=2.6)[0]
+    sizes, aucs = np.asarray(sizes), np.asarray(aucs)
+    if aucs.ndim != 2 or aucs.shape[1:] != sizes.shape:
+        raise ValueError(f"aucs must be [repetitions, {len(sizes)} sizes], not {list(aucs.shape)}")
+    n, mean, color = len(aucs), aucs.mean(0), COLORS[1]
+    spread = aucs.std(0, ddof=1) if n > 1 else np.zeros_like(mean)
+    label = f"{name}, mean ± std of {n} runs" if n > 1 else name
+    panel.fill_between(sizes, mean - spread, mean + spread, color=color, alpha=0.25, linewidth=0)
+    panel.plot(sizes, mean, color=color, linewidth=1.2, marker="o", markersize=3, label=label)
+    others = [(c, s) for c, s in zip(COLORS, STYLES, strict=True) if c != color]
+    for (method, value), (other, style) in zip(lines.items(), cycle(others), strict=False):
+        panel.axhline(value, color=other, linestyle=style, linewidth=1.2, label=f"{method} ({value:.3f})")
+    panel.set_xscale("log")
+    panel.set_xticks(sizes if len(sizes) <= 10 else sizes[:: -(-len(sizes) // 10)])
+    panel.xaxis.set_major_formatter(ScalarFormatter())
+    panel.xaxis.set_minor_formatter(NullFormatter())
+    panel.set_xlabel("samples T", fontsize=_FONT)
+    panel.set_ylabel("AUC", fontsize=_FONT)
+    _legend_above(panel)
+    _tidy(panel)
+    return panel
+
+
+def _points_near(x: Any, y: Any, ends: tuple[float, float], n_cells: int = 200) -> Any:
+    """For each point, how many are near: cells of a grid, smoothed over their neighbours.
+
+    A kernel estimate would cost the square of the number of points.
+    """
+    edges = np.linspace(*ends, n_cells + 1)
+    cells, _, _ = np.histogram2d(x, y, bins=(edges, edges))
+    for _ in range(12):  # together a normal kernel whose std is 1.2 % of the side
+        for axis in (0, 1):
+            padded = np.pad(cells, [(1, 1) if a == axis else (0, 0) for a in (0, 1)])
+            before, at, after = (padded.take(range(i, i + n_cells), axis) for i in range(3))
+            cells = (before + 2 * at + after) / 4
+    i, j = (np.clip(np.searchsorted(edges, v, side="right") - 1, 0, n_cells - 1) for v in (x, y))
+    return cells[i, j]
+
+
+def _legend_above(panel: Axes) -> None:
+    """Above the panel, where no curve can pass behind it; two columns if they fit."""
+    longest = max((len(label) for label in panel.get_legend_handles_labels()[1]), default=0)
+    columns = 2 if longest <= 20 else 1  # a legend wider than the figure would squeeze the panel
+    panel.legend(fontsize=_FONT - 1, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns)
+
+
 def _roc(known: Any, novel: Any) -> tuple[Any, Any, float]:
     """False and true positive rate at every threshold, and the area under their curve."""
     try:
@@ -151,13 +344,24 @@ def _roc(known: Any, novel: Any) -> tuple[Any, Any, float]:
     return false_rate, true_rate, auc(false_rate, true_rate)
 
 
-def _axes(axes: Any, rows: int, columns: int, *, width: float, height: float, sharey: bool = True) -> Any:
+def _axes(
+    axes: Any,
+    rows: int,
+    columns: int,
+    *,
+    width: float,
+    height: float,
+    sharey: bool = True,
+    ratios: Sequence[float] | None = None,
+) -> Any:
     """The given Axes as an array, or those of a new figure."""
     if axes is not None:
         return np.asarray(axes, dtype=object).ravel()
     figure = Figure(figsize=(width, height), dpi=180, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure.subplots(rows, columns, sharex=True, sharey=sharey, squeeze=False).ravel()
+    return figure.subplots(
+        rows, columns, sharex=True, sharey=sharey, squeeze=False, height_ratios=ratios
+    ).ravel()
 
 
 def _tidy(panel: Axes) -> None:
