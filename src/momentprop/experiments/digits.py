@@ -22,7 +22,7 @@ from momentprop.experiments.training import Progress, fit, seeded
 N_CLASSES = 5  # 0-4 are known, 5-9 novel
 OURS = "momentprop"
 
-Method = Callable[[Tensor], Tensor]
+Method = Callable[[Tensor], mp.ClassPredictive]
 
 
 @dataclass(frozen=True)
@@ -100,70 +100,39 @@ def run(
     novel = torch.nonzero(labels >= N_CLASSES).squeeze(1)
     shown = images[torch.cat([test, novel])]
 
-    logits = mp.convert(model, images[:2], fidelity)
-    probabilities = mp.convert(nn.Sequential(model, nn.Softmax(-1)), images[:2], fidelity)
+    bnn = mp.convert(model, images[:2], fidelity)
 
-    def sampled(x: Tensor, n: int = n_samples, seed: int = seed) -> Tensor:
-        samples: Tensor = mp.monte_carlo(logits, x, n, seed, keep_samples=True).samples
-        return samples.softmax(-1).mean(0)
+    def sampled(x: Tensor, n: int = n_samples, seed: int = seed) -> mp.ClassPredictive:
+        return mp.classify(mp.monte_carlo(bnn, x, n, seed, keep_samples=True))
 
     methods: dict[str, Method] = {
-        "NN": lambda x: model(x).softmax(-1),
+        "NN": lambda x: mp.classify(model(x)),
         f"MC T={n_samples}": sampled,
-        OURS: lambda x: probabilities(x).mean if fidelity == "paper" else integrated(logits(x)),
+        OURS: lambda x: mp.classify(bnn(x), "paper" if fidelity == "paper" else "integrate"),
     }
     with torch.no_grad():
         # a seed of its own: truth must not contain the samples it judges
-        truth = entropy(sampled(shown, truth_samples, seed + 1))
+        truth = sampled(shown, truth_samples, seed + 1).entropy
         predicted = {name: predict(shown) for name, predict in methods.items()}
         seconds = best_seconds({name: partial(f, shown) for name, f in methods.items()}, repeats)
     table: dict[str, dict[str, float | None]] = {}
+    n_known = len(test)
     for name, p in predicted.items():
-        own = p[: len(test)]
         table[name] = {
-            "accuracy": (own.argmax(-1) == labels[test]).double().mean().item(),
-            "nll": F.nll_loss(own.log(), labels[test]).item(),
-            "auroc": _auroc(entropy(p), len(test)),
-            "entropy_correlation": torch.corrcoef(torch.stack([entropy(p), truth]))[0, 1].item(),
+            "accuracy": (p.label[:n_known] == labels[test]).double().mean().item(),
+            "nll": F.nll_loss(p.log_probs[:n_known], labels[test]).item(),
+            "auroc": _auroc(p.entropy, n_known),
+            "entropy_correlation": torch.corrcoef(torch.stack([p.entropy, truth]))[0, 1].item(),
             "seconds": seconds[name],
         }
     return DigitsResult(
-        known_entropy={name: entropy(p)[: len(test)] for name, p in predicted.items()},
-        novel_entropy={name: entropy(p)[len(test) :] for name, p in predicted.items()},
+        known_entropy={name: p.entropy[:n_known] for name, p in predicted.items()},
+        novel_entropy={name: p.entropy[n_known:] for name, p in predicted.items()},
         table=table,
         n_train=len(train),
-        n_known=len(test),
+        n_known=n_known,
         n_novel=len(novel),
     )
-
-
-def integrated(logits: mp.Moments, n_points: int = 256) -> Tensor:
-    """The mean softmax of normal logits [batch, K], with their covariance where it is known.
-
-    By a fixed set of quasi-random points, so the same every time; exactly softmax at variance zero.
-
-    >>> integrated(mp.Moments(torch.tensor([[1.0, 1.0]]), 4.0)).tolist()
-    [[0.5, 0.5]]
-    """
-    covariance = logits.covariance
-    if covariance is None:
-        covariance = torch.diag_embed(logits.variance)
-    sobol = torch.quasirandom.SobolEngine(logits.shape[-1], scramble=True, seed=0)
-    uniform = sobol.draw(n_points // 2).to(logits.mean).clamp(1e-6, 1 - 1e-6)
-    half = torch.special.ndtri(uniform)
-    points = torch.cat([half, -half])
-    values, vectors = torch.linalg.eigh(covariance)
-    root = vectors * values.clamp_min(0).sqrt()[:, None, :]
-    return (logits.mean + torch.einsum("bij,nj->nbi", root, points)).softmax(-1).mean(0)
-
-
-def entropy(probabilities: Tensor) -> Tensor:
-    """Entropy in nats over the last dimension; p log p is 0 at p = 0.
-
-    >>> round(entropy(torch.tensor([0.5, 0.5, 0.0])).item(), 4)
-    0.6931
-    """
-    return torch.special.entr(probabilities).sum(-1)
 
 
 def _load() -> tuple[Tensor, Tensor]:
