@@ -3,9 +3,10 @@
     python benchmarks/predictive.py [--out benchmarks/results/predictive.json] [--threads 1]
 
 Four questions. How far is each method from the integral of softmax over normal logits, taken with 10^6
-samples? How close is the mutual information of one pass to that of MC dropout (T = 4000) on the paper's CIFAR-10
-network, published weights, test images? What does `mp.classify` cost beside the accurate pass? And what do five
-members cost as one graph, beside five calls? Needs the data of benchmarks/fidelity.py, and shares its samples.
+samples? How close is the mutual information of one pass to that of MC dropout (T = 4000) on the paper's
+CIFAR-10 network, published weights, test images? What does `mp.classify` cost beside the accurate pass? And
+what do five members cost as one graph, beside five calls? Needs the data of benchmarks/fidelity.py, and
+shares its samples.
 """
 
 from __future__ import annotations
