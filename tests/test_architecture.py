@@ -14,6 +14,8 @@ PACKAGE = ROOT / "src" / "momentprop"
 ORDER = [
     "version",
     "errors",
+    "checks",
+    "records",
     "moments",
     "gaussian",
     "local",
@@ -46,6 +48,8 @@ ORDER = [
     "predictive",
     "regression",
     "metrics",
+    "conformal",
+    "temperature",
     "decisions",
     "plots",
     "",  # the public names
