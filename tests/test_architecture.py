@@ -47,6 +47,7 @@ ORDER = [
     "ensemble",
     "predictive",
     "regression",
+    "estimates",
     "metrics",
     "conformal",
     "temperature",

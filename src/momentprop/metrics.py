@@ -17,114 +17,47 @@ not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from statistics import NormalDist
 
 import torch
 from torch import Tensor
 
 from momentprop.errors import MissingExtraError
+from momentprop.estimates import (
+    Estimate,
+    bootstrap,
+    check_numbers,
+    check_ordered,
+    mean_estimate,
+    normal_quantile,
+    numbers,
+    pearson,
+    percentiles,
+    rate_estimate,
+    resampled,
+    wilson,
+)
 
-Statistic = Callable[..., Tensor | float]
+__all__ = [
+    "Estimate",
+    "accuracy",
+    "aupr",
+    "auroc",
+    "bootstrap",
+    "brier",
+    "coverage",
+    "crps_gaussian",
+    "ece",
+    "fpr_at_tpr",
+    "gaussian_nll",
+    "nll",
+    "pearson",
+    "reliability",
+    "rmse",
+    "width",
+    "wilson",
+]
 
 _BELOW_ONE = 1 - 2.0**-53  # the largest float64 below 1
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number and the interval that contains its true value with probability `level`.
-
-    >>> estimate = Estimate(0.941, 0.930, 0.952)
-    >>> print(estimate)
-    0.941 (0.930..0.952)
-    >>> estimate.to_dict()
-    {'value': 0.941, 'low': 0.93, 'high': 0.952, 'level': 0.95}
-    """
-
-    value: float
-    low: float
-    high: float
-    level: float = 0.95
-
-    def __str__(self) -> str:
-        width = self.high - self.low
-        # two digits of the width, so that a narrow interval does not print as three equal numbers
-        decimals = max(3, 1 - math.floor(math.log10(width))) if 0 < width < math.inf else 3
-        style = f".{decimals}f" if decimals <= 8 else ".3g"
-        return f"{self.value:{style}} ({self.low:{style}}..{self.high:{style}})"
-
-    def to_dict(self) -> dict[str, float]:
-        """The four numbers by name, for JSON."""
-        return asdict(self)
-
-
-# ------------------------------------------------------------------------------------------ intervals
-
-
-def wilson(successes: float, n: float, level: float = 0.95) -> Estimate:
-    """A rate with the interval of Wilson (1927), which is never empty, also at 0 and at n successes.
-
-    >>> print(wilson(90, 100))
-    0.900 (0.826..0.945)
-    >>> print(wilson(20, 20))
-    1.000 (0.839..1.000)
-    """
-    if not (n > 0 and 0 <= successes <= n):
-        raise ValueError(f"0 <= successes <= n and n > 0 is needed, not {successes} of {n}")
-    z, rate = _quantile(level), successes / n
-    shrink = 1 + z**2 / n
-    middle = (rate + z**2 / (2 * n)) / shrink
-    half = z / shrink * math.sqrt(rate * (1 - rate) / n + z**2 / (4 * n**2))
-    # at the ends middle -+ half is 0 or 1 but for rounding
-    low = 0.0 if successes == 0 else max(0.0, middle - half)
-    high = 1.0 if successes == n else min(1.0, middle + half)
-    return Estimate(rate, low, high, level)
-
-
-def bootstrap(
-    statistic: Statistic, *tensors: Tensor, n_resamples: int = 1000, level: float = 0.95, seed: int = 0
-) -> Estimate:
-    """Any statistic with the percentile interval of Efron (1979).
-
-    Args:
-        statistic: takes the tensors and returns one number.
-        tensors: all with the same number of rows; a resample draws the same rows of each, with replacement.
-        n_resamples: how often.
-        level: of the interval.
-        seed: the interval follows from it; the global random state is left alone.
-
-    >>> print(bootstrap(torch.median, torch.arange(101.0)))
-    50.000 (40.000..60.000)
-    """
-    if not tensors or any(t.ndim == 0 or len(t) == 0 for t in tensors):
-        raise ValueError("at least one tensor is needed, and at least one row in each")
-    if len({len(t) for t in tensors}) > 1:
-        raise ValueError(f"tensors have different numbers of rows: {[len(t) for t in tensors]}")
-    samples = _resampled(statistic, [tensors], n_resamples, seed)
-    return Estimate(float(statistic(*tensors)), *_percentiles(samples, level), level)
-
-
-def pearson(a: Tensor, b: Tensor, *, level: float = 0.95) -> Estimate:
-    """Pearson's correlation with Fisher's (1915) interval: atanh r is normal with variance 1 / (n - 3).
-
-    Every element counts as an observation. With n <= 3 the interval is -1..1.
-
-    >>> print(pearson(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), torch.tensor([1.0, 3.0, 2.0, 5.0, 4.0])))
-    0.800 (-0.280..0.986)
-    """
-    a, b = (t.flatten() for t in _numbers(a=a, b=b))
-    for name, values in (("a", a), ("b", b)):
-        if values.min() == values.max():
-            raise ValueError(f"all values of {name} are equal: the correlation is not defined")
-    r = min(1.0, max(-1.0, torch.corrcoef(torch.stack([a, b]))[0, 1].item()))
-    z = _quantile(level)
-    if len(a) <= 3:
-        return Estimate(r, -1.0, 1.0, level)
-    if abs(r) == 1:
-        return Estimate(r, r, r, level)
-    half = z / math.sqrt(len(a) - 3)
-    return Estimate(r, math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half), level)
 
 
 # -------------------------------------------------------------------------------------- classification
@@ -137,7 +70,7 @@ def accuracy(probs: Tensor, target: Tensor, *, level: float = 0.95) -> Estimate:
     0.667 (0.208..0.939)
     """
     probs, target = _classes(probs, target)
-    return _rate(probs.argmax(1) == target, level)
+    return rate_estimate(probs.argmax(1) == target, level)
 
 
 def nll(predicted: Tensor, target: Tensor, *, level: float = 0.95) -> Estimate:
@@ -153,7 +86,7 @@ def nll(predicted: Tensor, target: Tensor, *, level: float = 0.95) -> Estimate:
     predicted, target = _classes(predicted, target, is_log=is_log)
     chosen = predicted.gather(1, target.unsqueeze(1)).squeeze(1)
     # rounding may leave a probability of 1 + 1e-7
-    return _mean(-(chosen if is_log else chosen.log()).clamp_max(0), level, least=0.0)
+    return mean_estimate(-(chosen if is_log else chosen.log()).clamp_max(0), level, least=0.0)
 
 
 def brier(probs: Tensor, target: Tensor, *, level: float = 0.95) -> Estimate:
@@ -166,7 +99,7 @@ def brier(probs: Tensor, target: Tensor, *, level: float = 0.95) -> Estimate:
     """
     probs, target = _classes(probs, target)
     truth = torch.zeros_like(probs).scatter_(1, target.unsqueeze(1), 1.0)
-    return _mean((probs - truth).square().sum(1), level, least=0.0, most=2.0)
+    return mean_estimate((probs - truth).square().sum(1), level, least=0.0, most=2.0)
 
 
 def ece(
@@ -203,11 +136,11 @@ def ece(
 
     confidence, correct = _top(probs, target, n_bins)
     value = float(statistic(confidence, correct))
-    low, high = _percentiles(_resampled(statistic, [(confidence, correct)], n_resamples, seed), level)
+    low, high = percentiles(resampled(statistic, [(confidence, correct)], n_resamples, seed), level)
     generator = torch.Generator().manual_seed(seed)
     uniform = (torch.rand(confidence.shape, generator=generator).double() for _ in range(n_resamples))
     calibrated = [float(statistic(confidence, (u < confidence).long())) for u in uniform]
-    by_chance = value <= _percentiles(torch.tensor(calibrated, dtype=torch.float64), level)[1]
+    by_chance = value <= percentiles(torch.tensor(calibrated, dtype=torch.float64), level)[1]
     least = 0.0 if by_chance else max(0.0, 2 * value - high)
     return Estimate(value, least, max(high, 2 * value - low), level)
 
@@ -242,7 +175,7 @@ def rmse(
     >>> rmse(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0])).value ** 2
     2.0000000000000004
     """
-    prediction, y = _numbers(prediction=prediction, y=y)
+    prediction, y = numbers(prediction=prediction, y=y)
     squared = (prediction - y).square()
     return bootstrap(lambda e: e.mean().sqrt(), squared, n_resamples=n_resamples, level=level, seed=seed)
 
@@ -253,10 +186,10 @@ def gaussian_nll(mean: Tensor, std: Tensor, y: Tensor, *, level: float = 0.95) -
     >>> print(gaussian_nll(torch.zeros(3), torch.ones(3), torch.zeros(3)))  # log(2 pi) / 2
     0.919 (0.919..0.919)
     """
-    mean, std, y = _numbers(mean=mean, std=std, y=y)
+    mean, std, y = numbers(mean=mean, std=std, y=y)
     if (std <= 0).any():
         raise ValueError(f"std must be positive; the smallest is {std.min().item():g}")
-    return _mean(0.5 * math.log(2 * math.pi) + std.log() + 0.5 * ((y - mean) / std).square(), level)
+    return mean_estimate(0.5 * math.log(2 * math.pi) + std.log() + 0.5 * ((y - mean) / std).square(), level)
 
 
 def crps_gaussian(mean: Tensor, std: Tensor, y: Tensor, *, level: float = 0.95) -> Estimate:
@@ -271,7 +204,7 @@ def crps_gaussian(mean: Tensor, std: Tensor, y: Tensor, *, level: float = 0.95) 
     >>> print(crps_gaussian(torch.zeros(3), torch.zeros(3), torch.full((3,), -2.0)))
     2.000 (2.000..2.000)
     """
-    mean, std, y = _numbers(mean=mean, std=std, y=y)
+    mean, std, y = numbers(mean=mean, std=std, y=y)
     if (std < 0).any():
         raise ValueError(f"std must not be negative; the smallest is {std.min().item():g}")
     d = (y - mean).abs()
@@ -279,7 +212,7 @@ def crps_gaussian(mean: Tensor, std: Tensor, y: Tensor, *, level: float = 0.95) 
     density = (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi)
     # d erf, not std (z erf): z may be infinite
     score = d * torch.erf(z / math.sqrt(2)) + std * (2 * density - 1 / math.sqrt(math.pi))
-    return _mean(score, level, least=0.0)
+    return mean_estimate(score, level, least=0.0)
 
 
 def coverage(low: Tensor, high: Tensor, y: Tensor, *, level: float = 0.95) -> Estimate:
@@ -288,9 +221,9 @@ def coverage(low: Tensor, high: Tensor, y: Tensor, *, level: float = 0.95) -> Es
     >>> print(coverage(torch.zeros(4), torch.ones(4), torch.tensor([0.0, 0.5, 1.0, 1.5])))
     0.750 (0.301..0.954)
     """
-    low, high, y = _numbers(finite=False, low=low, high=high, y=y)
-    _ordered(low, high)
-    return _rate((low <= y) & (y <= high), level)
+    low, high, y = numbers(finite=False, low=low, high=high, y=y)
+    check_ordered(low, high)
+    return rate_estimate((low <= y) & (y <= high), level)
 
 
 def width(low: Tensor, high: Tensor, *, level: float = 0.95) -> Estimate:
@@ -299,9 +232,9 @@ def width(low: Tensor, high: Tensor, *, level: float = 0.95) -> Estimate:
     >>> print(width(torch.zeros(3), torch.tensor([1.0, 2.0, 3.0])))
     2.000 (0.868..3.132)
     """
-    low, high = _numbers(finite=False, low=low, high=high)
-    _ordered(low, high)
-    return _mean(torch.where(low == high, 0.0, high - low), level, least=0.0)
+    low, high = numbers(finite=False, low=low, high=high)
+    check_ordered(low, high)
+    return mean_estimate(torch.where(low == high, 0.0, high - low), level, least=0.0)
 
 
 # --------------------------------------------------------------------------------------------- novelty
@@ -324,7 +257,7 @@ def auroc(known: Tensor, novel: Tensor, *, level: float = 0.95) -> Estimate:
         raise MissingExtraError("scikit-learn", "metrics") from error
     value = float(roc_auc_score(_is_novel(known, novel).numpy(), torch.cat([known, novel]).numpy()))
     value = min(1.0, value)  # a sum of trapezoids, with its rounding
-    z, pairs = _quantile(level), min(len(known), len(novel))
+    z, pairs = normal_quantile(level), min(len(known), len(novel))
     # the fraction of known inputs below each novel one, and of novel inputs above each known one
     below, above = _fraction_below(known, novel), 1 - _fraction_below(novel, known)
     variance = (below.var() / len(novel) + above.var() / len(known)).item() if pairs > 1 else 0.0
@@ -359,8 +292,8 @@ def aupr(
     def statistic(known: Tensor, novel: Tensor) -> float:
         return float(average_precision_score(is_novel, torch.cat([known, novel]).numpy()))
 
-    samples = _resampled(statistic, [(known,), (novel,)], n_resamples, seed)
-    return Estimate(statistic(known, novel), *_percentiles(samples, level), level)
+    samples = resampled(statistic, [(known,), (novel,)], n_resamples, seed)
+    return Estimate(statistic(known, novel), *percentiles(samples, level), level)
 
 
 def fpr_at_tpr(
@@ -389,99 +322,14 @@ def fpr_at_tpr(
         return (known >= novel.kthvalue(rank + 1).values).double().mean()
 
     value = float(statistic(known, novel))
-    low, high = _percentiles(_resampled(statistic, [(known,), (novel,)], n_resamples, seed), level)
+    low, high = percentiles(resampled(statistic, [(known,), (novel,)], n_resamples, seed), level)
     floor = wilson(value * len(known), len(known), level)
     return Estimate(value, min(low, floor.low), max(high, floor.high), level)
 
 
-# ---------------------------------------------------------------------------------------------- shared
-
-
-def _quantile(level: float) -> float:
-    """1.96 for 0.95: a standard normal is within -+ this with probability `level`."""
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, not {level}")
-    return NormalDist().inv_cdf((1 + level) / 2)
-
-
-def _mean(losses: Tensor, level: float, least: float = -math.inf, most: float = math.inf) -> Estimate:
-    """The mean, -+ 1.96 standard errors over rows, within the bounds that the true mean has."""
-    z, value = _quantile(level), losses.mean().item()
-    if math.isinf(value):
-        return Estimate(value, value, value, level)
-    rows = losses.flatten(1).mean(1) if losses.ndim > 1 else losses
-    half = z * (rows.std() / math.sqrt(len(rows))).item() if len(rows) > 1 else math.inf
-    return Estimate(value, max(least, value - half), min(most, value + half), level)
-
-
-def _rate(hits: Tensor, level: float) -> Estimate:
-    """Wilson's interval; with several hits in a row, of as many as would have the variance between rows."""
-    n_rows, n = len(hits), float(hits.numel())
-    rate = hits.double().mean().item()
-    if n > n_rows:
-        spread = hits.flatten(1).double().mean(1).var().item() / n_rows if n_rows > 1 else 0.0
-        effective = rate * (1 - rate) / spread if spread > 0 else n_rows
-        n = min(max(effective, 1.0), n)
-    interval = wilson(rate * n, n, level)
-    return Estimate(rate, interval.low, interval.high, level)
-
-
-def _resampled(statistic: Statistic, groups: list[tuple[Tensor, ...]], n_resamples: int, seed: int) -> Tensor:
-    """The statistic of each resample; the rows of a group's tensors are drawn together."""
-    if n_resamples < 1:
-        raise ValueError(f"n_resamples must be at least 1, not {n_resamples}")
-    generator = torch.Generator().manual_seed(seed)
-    values = []
-    for _ in range(n_resamples):
-        drawn: list[Tensor] = []
-        for group in groups:
-            n = len(group[0])
-            rows = torch.randint(n, (n,), generator=generator)
-            drawn += [t[rows.to(t.device)] for t in group]
-        values.append(float(statistic(*drawn)))
-    samples = torch.tensor(values, dtype=torch.float64)
-    if samples.isnan().any():
-        raise ValueError(f"the statistic is NaN in {int(samples.isnan().sum())} of {n_resamples} resamples")
-    return samples
-
-
-def _percentiles(samples: Tensor, level: float) -> tuple[float, float]:
-    _quantile(level)  # refuses a level outside 0..1
-    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-    low, high = samples.quantile(ends).tolist()
-    return low, high
-
-
-def _numbers(*, finite: bool = True, **named: Tensor) -> list[Tensor]:
-    """The tensors in float64, all of one shape, none empty, no NaN."""
-    shapes = {name: tuple(t.shape) for name, t in named.items()}
-    if len(set(shapes.values())) > 1:
-        listing = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-        raise ValueError(f"shapes differ: {listing}")
-    for name, tensor in named.items():
-        _check(name, tensor, finite)
-    return [t.detach().to("cpu", torch.float64) for t in named.values()]
-
-
-def _check(name: str, tensor: Tensor, finite: bool) -> None:
-    if tensor.numel() == 0:
-        raise ValueError(f"{name} is empty")
-    if tensor.ndim == 0:
-        raise ValueError(f"{name} has no dimension: at least [batch] is needed")
-    if tensor.isnan().any():
-        raise ValueError(f"{name} contains NaN, in {int(tensor.isnan().sum())} of {tensor.numel()} places")
-    if finite and tensor.isinf().any():
-        raise ValueError(f"{name} contains infinity")
-
-
-def _ordered(low: Tensor, high: Tensor) -> None:
-    if (low > high).any():
-        raise ValueError(f"low is above high in {int((low > high).sum())} of {low.numel()} places")
-
-
 def _scores(known: Tensor, novel: Tensor) -> tuple[Tensor, Tensor]:
     for name, scores in (("known", known), ("novel", novel)):
-        _check(name, scores, finite=True)
+        check_numbers(name, scores, finite=True)
         if scores.ndim != 1:
             raise ValueError(f"{name} must be one score per input, [n], not {list(scores.shape)}")
     return known.detach().to("cpu", torch.float64), novel.detach().to("cpu", torch.float64)
@@ -505,8 +353,8 @@ def _classes(probs: Tensor, target: Tensor, *, is_log: bool = False) -> tuple[Te
             f"probabilities [batch, K, ...] and targets [batch, ...] are needed, "
             f"not {list(probs.shape)} and {list(target.shape)}"
         )
-    _check("target", target, finite=True)
-    _check("probs", probs, finite=not is_log)
+    check_numbers("target", target, finite=True)
+    check_numbers("probs", probs, finite=not is_log)
     if target.is_floating_point() or target.is_complex():
         raise ValueError(f"targets must be integers, not {target.dtype}")
     # half precision sums to one less well
