@@ -183,6 +183,25 @@ def test_many_labels() -> None:
     torch.testing.assert_close(of_samples.probs[:, 1], samples.sigmoid().mean(0))
 
 
+@pytest.mark.parametrize("fidelity", ["paper", "fast", "accurate"])
+@pytest.mark.parametrize("n_outputs", [1, 3])
+def test_sigmoid_at_the_end_of_the_network_changes_nothing(fidelity: str, n_outputs: int) -> None:
+    kind = "binary" if n_outputs == 1 else "multilabel"
+    plain, ending = network(n_outputs=n_outputs), network(nn.Sigmoid(), n_outputs=n_outputs)
+    out = mp.convert(ending, X, fidelity)(X)
+    expected = mp.classify(mp.convert(plain, X, fidelity)(X), kind=kind)
+    torch.testing.assert_close(mp.classify(out).probs, expected.probs, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        out.mean.squeeze(1), expected.probs[:, 1], rtol=0, atol=5e-4
+    )  # 512 points and the rule's sum
+    sampled = mp.classify(mp.monte_carlo(ending, X, 100, seed=5))
+    same = mp.classify(mp.monte_carlo(plain, X, 100, seed=5), kind=kind)
+    torch.testing.assert_close(sampled.probs, same.probs, rtol=1e-4, atol=1e-6)
+    if fidelity == "accurate":
+        apart = mp.convert(nn.Sequential(ending, nn.Unflatten(1, (n_outputs, 1))), X, fidelity)(X)
+        torch.testing.assert_close(out.covariance, apart.covariance, rtol=1e-4, atol=1e-6)
+
+
 def test_ensemble_is_a_mixture() -> None:
     members = [mp.Moments(torch.randn(5, 3), torch.rand(5, 3)) for _ in range(3)]
     each = [mp.classify(m) for m in members]
@@ -210,8 +229,9 @@ def test_differentiable() -> None:
     assert torch.autograd.gradcheck(nll, (mean, root), atol=1e-4)
 
 
-def test_compiles_with_the_network() -> None:
-    bnn = mp.convert(network(), X, "accurate")
+@pytest.mark.parametrize("head", [[], [nn.Softmax(-1)], [nn.Sigmoid()]], ids=str)
+def test_compiles_with_the_network(head: list[nn.Module]) -> None:
+    bnn = mp.convert(network(*head), X, "accurate")
 
     def predict(x: Tensor) -> tuple[Tensor, Tensor]:
         p = mp.classify(bnn(x))

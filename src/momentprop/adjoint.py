@@ -33,7 +33,7 @@ from momentprop.registry import RULES, Rule
 from momentprop.samples import Layout
 from momentprop.selection import Selection
 from momentprop.sketch import Sketch, is_deep, signs
-from momentprop.tape import Tape, times
+from momentprop.tape import Tape, scattered, times
 from momentprop.trace import HEADS, Trace, place_of
 from momentprop.tracking import Tracked, tracked_layers
 
@@ -99,7 +99,7 @@ class TwoSweeps(nn.Module):
                 if sketch is not None:
                     sketch.follow(name, [], value, source, lambda j: None)
         directions: dict[str, Tensor] = {}
-        heads: dict[str, Linear] = {}
+        heads: dict[str, Local] = {}
         for call in self.calls:
             args, kwargs = _filled(call.args, env), _filled(call.kwargs, env)
             out: Any
@@ -117,7 +117,6 @@ class TwoSweeps(nn.Module):
             if isinstance(local, Elementwise) and inputs and inputs[0] in directions:
                 directions[call.name] = times(directions[inputs[0]], local.gain)
             if call.name in self.heads:
-                assert isinstance(local, Linear)
                 heads[call.name] = local
             length = None if first is out else len(out)
             tape.record(call.name, inputs, local, call.shared, length)
@@ -133,7 +132,7 @@ class TwoSweeps(nn.Module):
         ]
 
     def _with_covariance(
-        self, random: dict[str, Moments], env: Mapping[str, Any], tape: Tape, heads: Mapping[str, Linear]
+        self, random: dict[str, Moments], env: Mapping[str, Any], tape: Tape, heads: Mapping[str, Local]
     ) -> dict[str, Moments]:
         """The outputs completed. For probabilities it is the logits' covariance that is swept back to."""
         if not random:
@@ -147,14 +146,23 @@ class TwoSweeps(nn.Module):
         for name, inner in logits.items():
             out = random[name]
             if name in through:
-                layout = self.layouts[name]
-                seeds, _ = self.selection.of(out, layout)
-                rows = self.layouts[inner].split(heads[name].pull(seeds)[0], layout.batch_of(out.mean))
-                covariance = rows @ found[inner][0] @ rows.mT
-                done[name] = _completed(out, (covariance + covariance.mT) / 2, None, layout)
+                covariance = self._behind(heads[name], found[inner][0], out, name, inner)
+                done[name] = _completed(out, covariance, None, self.layouts[name])
             assert out.logits is not None
             done[name].logits = Logits(done[inner], out.logits.dim)
         return done
+
+    def _behind(self, head: Local, logits: Tensor, out: Moments, name: str, inner: str) -> Tensor:
+        """The covariance J C J^T + noise of probabilities, from that of their logits."""
+        layout = self.layouts[name]
+        seeds, _ = self.selection.of(out, layout)
+        batch = layout.batch_of(out.mean)
+        pulled = times(seeds, head.gain) if isinstance(head, Elementwise) else head.pull(seeds)[0]
+        rows = self.layouts[inner].split(pulled, batch)
+        covariance = rows @ logits @ rows.mT
+        if head.noise is not None:
+            covariance = covariance + scattered(seeds, head.noise, layout, batch)
+        return (covariance + covariance.mT) / 2
 
     def _linearize(self, call: _Call, out: Any, args: Any, kwargs: Any) -> Local:
         if call.gain is not None:

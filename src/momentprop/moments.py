@@ -17,8 +17,8 @@ class Moments:
     `variance` has the shape of `mean`; anything that broadcasts to it (a scalar tensor, a float) is
     expanded. The accurate tier fills `covariance`, [batch, K, K] over the K elements of each sample in
     row-major order; elsewhere it is None. Where only some outputs were asked for, `indices`, [batch, m],
-    says which, and `covariance` is [batch, m, m]. Behind softmax and log-softmax, `logits` holds the moments
-    of what went in: a Gaussian describes those better, so predictive distributions are made of them.
+    says which, and `covariance` is [batch, m, m]. Behind softmax, log-softmax and sigmoid, `logits` holds the
+    moments of what went in: a Gaussian describes those better, so predictive distributions are made of them.
 
     >>> import torch
     >>> x = Moments(torch.zeros(2, 3), 0.25)
@@ -75,10 +75,10 @@ class Moments:
 
 @dataclass(eq=False)
 class Logits:
-    """What went into a softmax (or log-softmax) over the classes in dimension `dim`."""
+    """What went into a softmax or log-softmax over dimension `dim`, or into a sigmoid: then that is None."""
 
     moments: Moments
-    dim: int
+    dim: int | None
 
     def to(self, *args: Any, **kwargs: Any) -> Logits:
         return Logits(self.moments.to(*args, **kwargs), self.dim)

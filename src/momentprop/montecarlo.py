@@ -43,7 +43,7 @@ class SampledMoments(Moments):
     mean_error: Tensor | None = None
     variance_error: Tensor | None = None
     kept: Tensor | None = None
-    head: tuple[str, int] | None = None  # ("softmax" or "log_softmax", dimension) where the network ends so
+    head: tuple[str, int | None] | None = None  # what made these of logits, and the dimension of classes
 
     @property
     def samples(self) -> Tensor:

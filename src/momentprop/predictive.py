@@ -122,7 +122,7 @@ def classify(
     Args:
         output: logits: `Moments` of a converted network, `SampledMoments` with their samples (a mixture over
             them), or a plain tensor; or a list of these, an ensemble. Moments of a network that ends in
-            softmax or log-softmax carry their logits, which are used; samples of one are recognised too.
+            softmax, log-softmax or sigmoid carry their logits, which are used; so do its samples.
         method: how the softmax of uncertain logits is averaged:
 
             - `"integrate"`: over a fixed set of points, with the covariance where there is one; softmax
@@ -131,7 +131,7 @@ def classify(
             - `"probit"`, `"mean_field"`, `"laplace_bridge"`: closed formulas from the literature.
         kind: `"multiclass"`, one class out of K; `"binary"`, one logit per input, for classes 0 and 1;
             `"multilabel"`, one such decision for every logit: the distribution is over [batch, 2, labels].
-            By default binary where there is one logit, else multiclass.
+            By default binary where there is one logit, multilabel behind a sigmoid, else multiclass.
         dim: the dimension of the classes: by default 1, or that of the network's own softmax.
 
     >>> bnn_output = Moments(torch.tensor([[1.0, 1.0]]), torch.tensor([[0.0, 4.0]]))
@@ -147,10 +147,12 @@ def classify(
     if isinstance(output, (list, tuple)):
         return _mixture([classify(member, method, kind=kind, dim=dim) for member in output])
     if isinstance(output, SampledMoments):
-        samples, own = _as_logits(output)
-        return _of_samples(samples, kind, own if dim is None else dim)
+        samples = _as_logits(output)
+        if output.head is not None:
+            kind, dim = _of_head(output.head[1], samples[0], kind, dim)
+        return _of_samples(samples, kind, dim)
     if isinstance(output, Moments) and output.logits is not None:
-        dim = output.logits.dim if dim is None else dim
+        kind, dim = _of_head(output.logits.dim, output.mean, kind, dim)
         output = output.logits.moments
     if isinstance(output, Tensor):
         return _of_samples(output[None], kind, dim)
@@ -240,13 +242,24 @@ def _of_samples(samples: Tensor, kind: str | None, dim: int | None) -> ClassPred
     )
 
 
-def _as_logits(output: SampledMoments) -> tuple[Tensor, int | None]:
-    """Samples whose softmax are the sampled probabilities, and the dimension of the classes if known."""
-    if output.head is None:
-        return output.samples, None
-    name, dim = output.head
+def _as_logits(output: SampledMoments) -> Tensor:
+    """Samples whose softmax (or sigmoid) are the sampled probabilities."""
     samples = output.samples
-    return (samples.clamp_min(torch.finfo(samples.dtype).tiny).log() if name == "softmax" else samples), dim
+    name = None if output.head is None else output.head[0]
+    tiny = torch.finfo(samples.dtype).tiny
+    if name == "softmax":
+        return samples.clamp_min(tiny).log()
+    if name == "sigmoid":
+        return samples.clamp_min(tiny).log() - torch.log1p(-samples).clamp_min(math.log(tiny))
+    return samples
+
+
+def _of_head(own: int | None, output: Tensor, kind: str | None, dim: int | None) -> tuple[str, int | None]:
+    """What the network's own softmax or sigmoid says about its outputs, where the caller does not."""
+    if own is not None:
+        return kind or "multiclass", own if dim is None else dim
+    single = output.dim() == 1 or (output.dim() == 2 and output.shape[1] == 1)
+    return kind or ("binary" if single else "multilabel"), dim
 
 
 def _predictive(found: Averages, restore: Restore) -> ClassPredictive:

@@ -100,7 +100,7 @@ class Tape:
                 continue  # no output depends on it
             local = step.local
             if local.noise is not None:
-                total = total + _scattered(cotangent, local.noise, layouts[step.node], batch)
+                total = total + scattered(cotangent, local.noise, layouts[step.node], batch)
             if local.spread is not None:
                 total = total + _outer(layouts[step.node].split(local.spread(cotangent), batch))
             if step.length is not None:
@@ -115,7 +115,7 @@ class Tape:
         return (total + total.mT) / 2
 
 
-def _scattered(cotangent: Tensor, noise: Tensor, layout: Layout, batch: Any) -> Tensor:
+def scattered(cotangent: Tensor, noise: Tensor, layout: Layout, batch: Any) -> Tensor:
     """sum over elements of c_k noise c_l, per sample."""
     if noise.dim() > 3 and layout.whole:
         # images with their channels last, as convolutions leave them: the order of a sum's terms is free

@@ -30,7 +30,11 @@ aten = torch.ops.aten
 _TORCH = inspect.getfile(torch).removesuffix("__init__.py")
 
 DROPOUTS = (aten.dropout.default, aten.feature_dropout.default)
-HEADS = {aten.softmax.int: "softmax", aten.log_softmax.int: "log_softmax"}  # outputs made of logits
+HEADS = {  # outputs made of logits
+    aten.softmax.int: "softmax",
+    aten.log_softmax.int: "log_softmax",
+    aten.sigmoid.default: "sigmoid",
+}
 
 # Layers of torch.nn whose dropout depends on their training flag. Its other layers stay in eval mode, as
 # does every layer that holds running statistics; layers written by users are armed, since any may call
@@ -66,11 +70,11 @@ class Trace:
         return [n for n in self.graph.nodes if n.op == "placeholder"][len(self.state) :]
 
     @property
-    def heads(self) -> dict[int, tuple[str, int]]:
-        """Which outputs are a softmax or log-softmax, and of which dimension."""
+    def heads(self) -> dict[int, tuple[str, int | None]]:
+        """Which outputs are a softmax, log-softmax or sigmoid, and of which dimension."""
         outputs: Any = next(reversed(self.graph.nodes)).args[0]
         nodes: dict[int, Any] = {i: node for i, node in enumerate(outputs) if isinstance(node, fx.Node)}
-        return {i: (HEADS[n.target], n.args[1]) for i, n in nodes.items() if n.target in HEADS}
+        return {i: (HEADS[n.target], (*n.args, None)[1]) for i, n in nodes.items() if n.target in HEADS}
 
     def copy_graph(self) -> fx.Graph:
         graph = fx.Graph(owning_module=self.root)  # type: ignore[arg-type]

@@ -14,6 +14,8 @@ SETTINGS = [
     Setting(aten.relu.default, (X(),), n_samples=100_000),
     Setting(aten.relu.default, (X(20),), n_samples=100_000),
     Setting(aten.relu.default, (X(2, 3, 2, 2),), n_samples=100_000),
+    Setting(aten.sigmoid.default, (X(),), n_samples=100_000),
+    Setting(aten.sigmoid.default, (X(20),), n_samples=100_000),
 ]
 
 
@@ -59,3 +61,34 @@ def test_relu_stays_between_its_bounds(mean, variance):
         assert plain <= out.mean * rounding
         assert out.mean <= highest * rounding + 1e-15  # the floor below which a variance counts as that
         assert 0 <= out.variance <= x.variance
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_sigmoid_agrees_with_integration(dtype):
+    """Mean, variance and gain, by the trapezoidal rule over 12 standard deviations, in float64."""
+    mean = torch.tensor([-30.0, -8, -3, -1, -0.2, 0, 0.5, 2, 6, 20], dtype=torch.float64)[:, None]
+    variance = 10 ** torch.linspace(-10, 5, 46, dtype=torch.float64)
+    variance = torch.cat([variance, torch.tensor([0.299, 0.301], dtype=torch.float64)])
+    z = torch.linspace(-12, 12, 40_001, dtype=torch.float64)
+    weight = torch.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    p = torch.sigmoid(mean[..., None] + variance.sqrt()[:, None] * z)
+    exact_mean = torch.trapezoid(p * weight, z)
+    exact = torch.trapezoid((p - exact_mean[..., None]) ** 2 * weight, z)
+    gain = torch.trapezoid(p * (1 - p) * weight, z)
+    x = Moments(mean.expand_as(exact).to(dtype), variance.expand_as(exact).to(dtype))
+    rule = setting(aten.sigmoid.default).rule
+    out = rule(x)
+    precision = 2e-8 if dtype == torch.float64 else 3e-7
+    assert (out.mean - exact_mean).abs().max() < precision
+    assert (rule.local(out, x).gain - gain).abs().max() < precision
+    assert ((out.variance - exact).abs() <= 2e-3 * exact + precision).all()
+    moderate = (mean.abs() < 4) & (variance > 1e-9)
+    assert ((out.variance / exact - 1).abs() < 2e-3)[moderate].all()
+
+
+def test_sigmoid_at_variance_zero():
+    x = torch.linspace(-40, 40, 81)
+    out = setting(aten.sigmoid.default).rule(Moments(x, 0.0))
+    torch.testing.assert_close(out.mean, x.sigmoid(), rtol=1e-6, atol=0)
+    assert (out.variance == 0).all()
+    assert torch.equal(out.logits.moments.mean, x)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from momentprop.local import Elementwise, Linear, Local, residual
-from momentprop.moments import Moments, is_moments, mean_of, variance_of
+from momentprop.moments import Logits, Moments, is_moments, mean_of, variance_of
 from momentprop.neighbours import Neighbours, attach, scaled
 from momentprop.registry import EXACT, EXACT_IF_GAUSSIAN, EXACT_IF_UNCORRELATED, Refusal, rule
 
@@ -168,10 +168,12 @@ def elementwise(
     gain: Callable[[Tensor, Tensor], Tensor] | None = None,
     exactness: str = EXACT_IF_GAUSSIAN,
     reference: str = "",
+    is_head: bool = False,
 ) -> None:
     """An activation of one argument, given by (mean, variance) -> (mean, variance).
 
     `gain` is the derivative of the output's mean by the input's; without it, it is found by differentiation.
+    `is_head` says that networks end in it to give probabilities: the output then keeps its input as logits.
     """
 
     def local(out: Moments, x: Moments) -> Elementwise:
@@ -187,7 +189,8 @@ def elementwise(
         local=None if gain is None else local,
     )
     def propagate(x: Moments) -> Moments:
-        out = Moments(*moments(x.mean, x.variance))
+        mean, variance = moments(x.mean, x.variance)
+        out = Moments(mean, variance, logits=Logits(x, None) if is_head else None)
         return out if gain is None else attach(out, scaled(x, lambda: gain(x.mean, x.variance)))
 
 
