@@ -19,9 +19,10 @@ from torch import Tensor
 
 from momentprop.rules.softmax import log_odds_logistic, log_odds_probit, log_probabilities
 
-_POINTS = 4096
+_POINTS_PER_CLASS, _MOST_POINTS = 205, 4096  # 1,025 for five classes, 2,050 for ten
 _POINTS_ON_A_LINE = 512  # two classes: their difference is one variable
-_AT_ONCE = 2**24  # elements of a block of points
+_AT_ONCE = 2**18  # elements of a block of points: what caches hold, measured
+_AT_ONCE_COMPILED = 2**24  # compilers write nothing out that they need once
 _PROBIT = math.pi / 8  # sigmoid(x) is close to Phi(x sqrt(pi / 8))
 
 
@@ -83,7 +84,8 @@ def integrate(logits: GaussianLogits) -> Averages:
             return torch.stack([torch.zeros_like(z), z], 1)
 
         return average(on_line, _on_a_line(_POINTS_ON_A_LINE).to(mean), logits.mean)
-    points = _normal_points(logits.n_classes, _POINTS).to(mean)
+    count = min(_POINTS_PER_CLASS * logits.n_classes, _MOST_POINTS) // 2 * 2
+    points = _normal_points(logits.n_classes, count).to(mean)
     std = logits.variance.sqrt()[..., None]
     if logits.covariance is None:
         return average(lambda e: mean + std * e, points, logits.mean)
@@ -105,7 +107,8 @@ def average(values: Callable[[Tensor], Tensor], points: Tensor, like: Tensor) ->
     Probabilities too small for their type keep a logarithm: that of their largest value over the points.
     """
     count = points.shape[-1]
-    size = max(_AT_ONCE // max(like.numel(), 1), 1)
+    most = _AT_ONCE_COMPILED if torch.compiler.is_compiling() else _AT_ONCE
+    size = max(most // max(like.numel(), 1), 1)
     blocks = points.split(size, -1) if count > size else (points,)
     first, second, entropy, largest = [], [], [], []
     for block in blocks:
