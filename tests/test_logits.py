@@ -68,7 +68,7 @@ def test_independent_logits_and_chosen_ones() -> None:
     variance = covariance.diagonal()[None]
     independent = integrate(GaussianLogits(mean[None], variance))
     first, _, _ = sampled(mean, torch.diag(variance[0]))
-    assert (independent.log_probs.exp()[0] - first).abs().max() < 2e-3
+    assert (independent.log_probs.exp()[0] - first).abs().max() < 3e-3
     chosen = torch.tensor([[4, 1, 2]])
     part = covariance[chosen[0]][:, chosen[0]]
     full = torch.diag(variance[0])
@@ -77,9 +77,9 @@ def test_independent_logits_and_chosen_ones() -> None:
     for method in ("integrate", "mean_field"):
         out = METHODS[method](GaussianLogits(mean[None], variance, part[None], chosen)).log_probs
         same = METHODS[method](GaussianLogits(mean[None], variance, full[None])).log_probs
-        assert (out - same).exp().sub(1).abs().max() < 5e-3
+        assert (out.exp() - same.exp()).abs().max() < 3e-3
     out = integrate(GaussianLogits(mean[None], variance, part[None], chosen))
-    assert (out.log_probs.exp()[0] - first).abs().max() < 2e-3
+    assert (out.log_probs.exp()[0] - first).abs().max() < 3e-3
 
 
 @pytest.mark.parametrize("n_classes", [2, 3, 40])
