@@ -242,6 +242,33 @@ def test_compiles_with_the_network(head: list[nn.Module]) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_probabilities_are_not_taken_for_logits() -> None:
+    """Where the softmax is not the last operator, it is not recognised."""
+    p = torch.randn(5, 3).softmax(1)
+    for output in (p, mp.Moments(p, 0.01), sampled(p.expand(4, 5, 3))):
+        with pytest.raises(ValueError, match="look like probabilities"):
+            mp.classify(output)
+    torch.testing.assert_close(mp.classify(p.log()).probs, p)
+
+
+def test_softmax_with_a_rule_of_ones_own() -> None:
+    """Its outputs have no logits; everything else works."""
+    from momentprop.registry import RULES
+
+    rule = RULES.find(torch.ops.aten.softmax.int, "accurate")
+    assert rule is not None
+    original = rule.function
+    try:
+        object.__setattr__(
+            rule, "function", lambda x, *args: mp.Moments(x.mean.softmax(-1), x.variance * 0.1)
+        )
+        out = mp.convert(network(nn.Softmax(-1)), X, "accurate")(X)
+    finally:
+        object.__setattr__(rule, "function", original)
+    assert out.logits is None
+    assert out.covariance.shape == (50, 4, 4)
+
+
 def test_clear_errors() -> None:
     logits = mp.Moments(torch.randn(4, 3), 1.0)
     with pytest.raises(ValueError, match="method must be one of integrate, paper"):

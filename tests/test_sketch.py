@@ -125,6 +125,13 @@ def test_no_noise_leaves_the_means_of_the_network() -> None:
     assert (out.variance < 1e-8).all()
 
 
+def test_softmax_at_the_end_keeps_its_logits() -> None:
+    model, x = network(5), torch.randn(2, 1, 8, 8)
+    expected = mp.classify(mp.convert(model, x, "accurate")(x))
+    found = mp.classify(mp.convert(nn.Sequential(model, nn.Softmax(-1)).eval(), x, "accurate")(x))
+    torch.testing.assert_close(found.probs, expected.probs, rtol=1e-4, atol=1e-5)
+
+
 def test_gradients_reach_the_parameters() -> None:
     model, x = network(), torch.randn(2, 1, 8, 8)
     out = mp.convert(model, x, "accurate")(x)

@@ -137,7 +137,7 @@ class TwoSweeps(nn.Module):
         """The outputs completed. For probabilities it is the logits' covariance that is swept back to."""
         if not random:
             return {}
-        logits = {name: self.heads[name] for name in random if name in self.heads}
+        logits = {n: self.heads[n] for n, out in random.items() if n in self.heads and out.logits is not None}
         through = logits if self.selection.takes_all else {}
         swept = {name: out for name, out in random.items() if name not in through}
         swept |= {name: env[name] for name in logits.values()}
@@ -148,7 +148,7 @@ class TwoSweeps(nn.Module):
             if name in through:
                 covariance = self._behind(heads[name], found[inner][0], out, name, inner)
                 done[name] = _completed(out, covariance, None, self.layouts[name])
-            assert out.logits is not None
+            assert out.logits is not None  # as chosen above
             done[name].logits = Logits(done[inner], out.logits.dim)
         return done
 

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from momentprop.errors import MomentpropError
 from momentprop.logits import METHODS, Averages, GaussianLogits, average
-from momentprop.moments import Moments
+from momentprop.moments import Moments, mean_of
 from momentprop.montecarlo import SampledMoments
 
 KINDS = ("multiclass", "binary", "multilabel")
@@ -150,10 +150,14 @@ def classify(
         samples = _as_logits(output)
         if output.head is not None:
             kind, dim = _of_head(output.head[1], samples[0], kind, dim)
+        else:
+            _refuse_probabilities(samples[0], kind, dim)
         return _of_samples(samples, kind, dim)
     if isinstance(output, Moments) and output.logits is not None:
         kind, dim = _of_head(output.logits.dim, output.mean, kind, dim)
         output = output.logits.moments
+    else:
+        _refuse_probabilities(mean_of(output), kind, dim)
     if isinstance(output, Tensor):
         return _of_samples(output[None], kind, dim)
     if not isinstance(output, Moments):
@@ -166,6 +170,20 @@ def classify(
         logits, restore = _against_zero(moments, kind)
     found = METHODS[method](logits)
     return _predictive(found, restore)
+
+
+def _refuse_probabilities(output: Any, kind: str | None, dim: int | None) -> None:
+    """A second softmax would not fail, but give wrong numbers."""
+    if not isinstance(output, Tensor) or torch.compiler.is_compiling() or output.numel() == 0:
+        return
+    if not output.is_floating_point() or (kind or _kind(output, dim)) != "multiclass":
+        return
+    sums = output.sum(1 if dim is None else dim)
+    if bool((output >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all()):
+        raise ValueError(
+            "these look like probabilities: none is negative, and they sum to one. classify takes logits; "
+            "end the network with softmax, or give the logarithms"
+        )
 
 
 def _checked(moments: Moments) -> Moments:

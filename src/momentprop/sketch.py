@@ -58,7 +58,8 @@ def signs(layouts: Mapping[str, Layout]) -> Tensor:
     """Enough of them for all sources of noise: [deviations, number], -1 or 1."""
     count = min(sum(layout.size for layout in layouts.values()), _LONGEST)
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 2, (_DEVIATIONS, count), generator=generator, dtype=torch.int8) * 2 - 1
+    # drawn source by source: what comes later in the network does not change the signs of what comes before
+    return torch.randint(0, 2, (count, _DEVIATIONS), generator=generator, dtype=torch.int8).T * 2 - 1
 
 
 class Sketch:
@@ -114,7 +115,7 @@ class Sketch:
             ratio = factor.reshape(-1, *[1] * (out.mean.dim() - 1))
         else:
             ratio = layout.restored(factor[:, None].expand(-1, layout.size), out.mean)
-        corrected = Moments(out.mean, out.variance * ratio)
+        corrected = Moments(out.mean, out.variance * ratio, logits=out.logits)
         return attach(corrected, _told(found, safe_sqrt(corrected.variance))) if layout.whole else corrected
 
     def _signs(self, name: str, like: Tensor) -> Tensor:
