@@ -119,7 +119,8 @@ def average(values: Callable[[Tensor], Tensor], points: Tensor, like: Tensor) ->
         p, log_total = weights / total, total.log()
         first.append(p.sum(-1))
         second.append((p * p).sum(-1))
-        entropy.append((log_total[:, 0] - (p * z).sum(1)).sum(-1))
+        # log_total - sum of p z over the classes, but summed over the points first, as everything else is
+        entropy.append(log_total.sum(-1)[:, 0] - (p * z).sum(-1).sum(1))
         largest.append((z - log_total).amax(-1))
     probs, squares, expected = (torch.stack(sums).sum(0) / count for sums in (first, second, entropy))
     tiny = torch.finfo(probs.dtype).tiny
