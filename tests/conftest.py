@@ -13,3 +13,12 @@ settings.load_profile("ci")
 def seeded():
     """Every test draws the same numbers, whichever tests run before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """For many small sums, which threads only slow down, and for sums in one order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -6,7 +6,7 @@ import json
 import math
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -24,13 +24,7 @@ from momentprop.metrics import Estimate
 DENSE = [(50,), (20, 3), (10, 4, 5)]  # shapes of targets
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Thousands of small sums are slower on many threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def classified(shape: tuple[int, ...] = (200,), k: int = 4, scale: float = 1.0) -> tuple[Tensor, Tensor]:
