@@ -98,10 +98,28 @@ def test_any_batch_size_and_refresh() -> None:
     ensemble = mp.Ensemble(members)
     assert ensemble(X[:1])[0].mean.shape == (1, 3)
     with torch.no_grad():
-        models[0][-1].bias.add_(1)
-    torch.testing.assert_close(ensemble(X)[0].mean + 1, members[0](X).mean)
-    ensemble.refresh()
-    torch.testing.assert_close(ensemble(X)[0].mean, members[0](X).mean)
+        models[0][-1].bias.add_(1)  # a step of training is seen
+        torch.testing.assert_close(ensemble(X)[0].mean, members[0](X).mean)
+
+
+def test_weights_loaded_and_gradients() -> None:
+    ensemble, other = (mp.Ensemble([mp.convert(network(i), X) for i in seeds]) for seeds in ((0, 1), (7, 8)))
+    other.load_state_dict(ensemble.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(other(X)[1].mean, ensemble(X)[1].mean)
+    mp.classify(ensemble(X)).nll(torch.zeros(5, dtype=torch.long)).mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in ensemble.members.parameters())
+
+
+def test_outputs_are_plain_moments() -> None:
+    """Nothing of the rules is left: no subclass, no closures, no tensors of vmap."""
+    layers = [nn.Conv2d(1, 4, 3), nn.Dropout(0.3), nn.Conv2d(4, 4, 3), nn.MaxPool2d(2)]
+    members = [mp.convert(nn.Sequential(*layers).eval(), X, "fast") for _ in range(2)]
+    out = mp.Ensemble(members)(X)[1]
+    assert type(out) is mp.Moments
+    torch.testing.assert_close(out.mean, members[1](X).mean)
+    assert not members[0](X).detach().mean.requires_grad
+    assert set(vars(members[0](X))) == {"mean", "variance", "covariance", "indices", "logits"}
 
 
 def test_uncertain_inputs() -> None:
@@ -131,3 +149,5 @@ def test_members_that_differ_run_one_by_one() -> None:
             mp.Ensemble(members, stack=True)
     with pytest.raises(ValueError, match="at least one member"):
         mp.Ensemble([])
+    bare = [mp.convert(nn.Sequential(nn.Dropout(0.1), nn.Flatten()).eval(), X) for _ in range(2)]
+    assert not mp.Ensemble(bare).is_stacked

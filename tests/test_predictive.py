@@ -202,6 +202,108 @@ def test_sigmoid_at_the_end_of_the_network_changes_nothing(fidelity: str, n_outp
         torch.testing.assert_close(out.covariance, apart.covariance, rtol=1e-4, atol=1e-6)
 
 
+def test_sigmoid_behind_a_jump_keeps_its_logits() -> None:
+    """Few inputs dropped at a time: dropout, layer and activation would become one operator."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1), nn.Sigmoid()]
+    model = nn.Sequential(*layers).eval()
+    with torch.no_grad():
+        model[3].bias.fill_(-4.0)
+    x = torch.randn(5, 4)
+    found = mp.classify(mp.convert(model, x)(x))
+    expected = mp.classify(mp.convert(model[:4], x)(x))
+    torch.testing.assert_close(found.probs, expected.probs)
+    assert (found.probs[:, 1] < 0.1).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 3, 3), (2, 1, 4)])
+def test_one_logit_per_position_is_binary(shape: tuple[int, ...]) -> None:
+    logits = torch.randn(shape)
+    for output in (logits, mp.Moments(logits, 0.0), sampled(logits[None].repeat(3, *[1] * len(shape)))):
+        found = mp.classify(output)
+        assert found.probs.shape == (2, 2, *shape[2:])
+        torch.testing.assert_close(found.probs[:, 1], logits[:, 0].sigmoid(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision(dtype: torch.dtype) -> None:
+    logits = mp.Moments(torch.tensor([[1.0, 0.0, -1.0]]), 1.0)
+    torch.testing.assert_close(mp.classify(logits.to(dtype)).probs, mp.classify(logits).probs)
+    plain = mp.classify(logits.mean.to(dtype)).probs
+    torch.testing.assert_close(plain, logits.mean.softmax(1), rtol=1e-2, atol=1e-2)
+
+
+def test_gradients_where_there_is_no_variance() -> None:
+    """All units off in the second sample."""
+    for fidelity in ("fast", "accurate"):
+        model = nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Dropout(0.3), nn.Linear(4, 3)).eval()
+        with torch.no_grad():
+            model[0].bias.fill_(-3.0)
+            model[0].weight.fill_(1.0)
+        x = torch.tensor([[5.0], [0.0]])
+        mp.classify(mp.convert(model, x, fidelity)(x)).nll(torch.tensor([0, 0])).mean().backward()
+        assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_masked_classes() -> None:
+    logits = torch.tensor([[0.0, 1.0, -torch.inf]])
+    for output in (logits, mp.Moments(logits, torch.tensor([[1.0, 1.0, 0.0]]))):
+        found = mp.classify(output)
+        assert found.probs[0, 2] == 0
+        assert 0 < found.entropy < 0.7
+        assert found.mutual_information.isfinite().all()
+
+
+def test_samples_stay_samples() -> None:
+    mc = mp.monte_carlo(network(nn.Softmax(-1)), X, 50)
+    torch.testing.assert_close(mp.classify(mc.to(torch.float64)).probs.float(), mp.classify(mc).probs)
+
+
+def test_common_variance_does_not_make_variances_negative() -> None:
+    torch.manual_seed(0)
+    model = network(nn.Softmax(-1))
+    with torch.no_grad():
+        model[3].weight.copy_(torch.randn(1, 32).expand(4, 32) * 5 + 1e-3 * torch.randn(4, 32))
+    out = mp.convert(model, X, "accurate")(X * 3)
+    assert (out.variance >= 0).all()
+    assert out.std.isfinite().all()
+
+
+def test_images_run_in_strips() -> None:
+    mean, variance = torch.randn(1, 21, 20, 30), torch.rand(1, 21, 20, 30)
+    found = mp.classify(mp.Moments(mean, variance))
+    part = mp.classify(mp.Moments(mean[..., :3, :], variance[..., :3, :]))
+    torch.testing.assert_close(found.log_probs[..., :3, :], part.log_probs, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.entropy[..., :3, :], part.entropy, rtol=1e-4, atol=1e-4)
+
+
+def test_exports_with_the_points_not_made_yet() -> None:
+    from momentprop import logits
+
+    class Predict(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bnn = mp.convert(network(), X, "accurate")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return mp.classify(self.bnn(x)).probs
+
+    model = Predict()
+    expected = model(X)
+    logits._sobol.cache_clear()
+    torch.testing.assert_close(torch.export.export(model, (X,)).module()(X), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_points_first_made_in_inference_mode() -> None:
+    from momentprop import logits
+
+    logits._sobol.cache_clear()
+    with torch.inference_mode():
+        mp.classify(mp.Moments(torch.randn(2, 3).double(), 1.0))
+    mean = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    mp.classify(mp.Moments(mean, 1.0)).entropy.sum().backward()
+
+
 def test_ensemble_is_a_mixture() -> None:
     members = [mp.Moments(torch.randn(5, 3), torch.rand(5, 3)) for _ in range(3)]
     each = [mp.classify(m) for m in members]
@@ -244,11 +346,13 @@ def test_compiles_with_the_network(head: list[nn.Module]) -> None:
 
 def test_probabilities_are_not_taken_for_logits() -> None:
     """Where the softmax is not the last operator, it is not recognised."""
-    p = torch.randn(5, 3).softmax(1)
-    for output in (p, mp.Moments(p, 0.01), sampled(p.expand(4, 5, 3))):
+    p = torch.randn(20, 3).softmax(1)
+    for output in (p, mp.Moments(p, 0.01), sampled(p.expand(4, 20, 3))):
         with pytest.raises(ValueError, match="look like probabilities"):
             mp.classify(output)
     torch.testing.assert_close(mp.classify(p.log()).probs, p)
+    mp.classify(torch.tensor([[1.0, 0.0, 0.0]]))  # one row can be such logits
+    torch.vmap(lambda z: mp.classify(z).probs)(torch.randn(2, 9, 3))
 
 
 def test_softmax_with_a_rule_of_ones_own() -> None:
@@ -279,6 +383,20 @@ def test_clear_errors() -> None:
         mp.classify("logits")
     with pytest.raises(ValueError, match="at least one member"):
         mp.classify([])
+    with pytest.raises(TypeError, match=r"several outputs of one network.*out\[0\]"):
+        mp.classify((logits, logits))
+    with pytest.raises(ValueError, match="floating-point"):
+        mp.classify(torch.tensor([[1, 2, 3]]))
+    with pytest.raises(ValueError, match="need a batch dimension"):
+        mp.classify(torch.randn(3), kind="multiclass")
+    with pytest.raises(ValueError, match="one logit is no choice"):
+        mp.classify(torch.randn(4, 1), dim=1)
+    with pytest.raises(ValueError, match="kind='multilabel'"):
+        mp.classify(logits, kind="binary")
+    with pytest.raises(ValueError, match="needs the batch there"):
+        mp.classify(mp.Moments(torch.randn(4, 3), 1.0, torch.eye(3).expand(2, 3, 3)))
+    with pytest.raises(ValueError, match="choose another method"):
+        mp.classify(mp.Moments(torch.randn(4, 1), 1.0), "laplace_bridge")
     with pytest.raises(mp.MomentpropError, match="method='integrate'"):
         _ = mp.classify(logits, "probit").mutual_information
     found = mp.classify(logits)

@@ -91,6 +91,17 @@ def test_heteroscedastic_network() -> None:
     torch.testing.assert_close(of_samples.log_prob(Y), expected.logsumexp(0) - torch.tensor(40.0).log())
 
 
+def test_ensemble_of_heteroscedastic_networks() -> None:
+    """A list is members, a tuple the two heads of one network."""
+    one = mp.Moments(torch.tensor([[0.0, 0.0]]), 0.1)
+    two = mp.Moments(torch.tensor([[5.0, 0.0]]), 0.1)
+    mixed = mp.regress([one, two], heteroscedastic=True)
+    torch.testing.assert_close(mixed.mean, torch.tensor([[2.5]]))
+    torch.testing.assert_close(mixed.epistemic, torch.tensor([[0.1 + 6.25]]))
+    pair = (mp.Moments(torch.zeros(3), 0.1), sampled(torch.randn(4, 3)))
+    assert len(mp.regress(pair, heteroscedastic=True).means) == 4
+
+
 @pytest.mark.parametrize("output", ["moments", "samples", "plain"])
 def test_noise_fits_by_likelihood(output: str) -> None:
     """Against a fine grid; and on many data it is the noise that made them."""
@@ -155,6 +166,16 @@ def test_clear_errors() -> None:
         mp.regress(mp.Moments(MEAN[:, :1], VARIANCE[:, :1]), heteroscedastic=True)
     with pytest.raises(TypeError, match="must be Moments"):
         mp.regress(3.0)
+    with pytest.raises(TypeError, match="several outputs of one network"):
+        mp.regress((moments, moments), tau=1.0)
+    with pytest.raises(ValueError, match="floating-point"):
+        mp.regress(torch.tensor([1, 2]), tau=1.0)
+    with pytest.raises(ValueError, match="tau must be positive"):
+        mp.regress(moments, tau=float("nan"))
+    with pytest.raises(ValueError, match="y is empty"):
+        mp.fit_noise(torch.zeros(0), torch.zeros(0))
+    assert mp.fit_noise(torch.zeros(4), torch.tensor([1, -1, 1, -1])).dtype == torch.float32
+    assert mp.regress(moments, tau=1.0).sample((0,)).shape == (0, 8, 2)
     found = mp.regress(moments, tau=1.0)
     with pytest.raises(ValueError, match="y has shape"):
         found.nll(Y[:, 0])

@@ -132,6 +132,11 @@ def test_softmax_at_the_end_keeps_its_logits() -> None:
     torch.testing.assert_close(found.probs, expected.probs, rtol=1e-4, atol=1e-5)
 
 
+def test_empty_batch() -> None:
+    model, x = network(5), torch.randn(2, 1, 8, 8)
+    assert mp.convert(model, x, "accurate")(x[:0]).covariance.shape == (0, 3, 3)
+
+
 def test_gradients_reach_the_parameters() -> None:
     model, x = network(), torch.randn(2, 1, 8, 8)
     out = mp.convert(model, x, "accurate")(x)

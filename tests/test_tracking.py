@@ -136,3 +136,11 @@ def test_compiles() -> None:
         torch.testing.assert_close(
             torch.compile(bnn, fullgraph=True)(x).std, bnn(x).std, rtol=1e-4, atol=1e-6
         )
+
+
+def test_plain_inputs_after_uncertain_ones() -> None:
+    model, x = plain(8).double(), torch.randn(3, 2).double()
+    bnn = mp.convert(model, x)
+    before = bnn(x).covariance
+    bnn(Moments(x, 0.1))
+    torch.testing.assert_close(bnn(x).covariance, before, rtol=0.05, atol=1e-6)

@@ -106,6 +106,8 @@ class TwoSweeps(nn.Module):
             if isinstance(call.target, Tracked) and is_moments(args[0]):
                 x, weight, bias = args
                 out, directions[call.name] = call.target(x, weight, bias, directions.get(call.inputs[0]))
+            elif isinstance(call.target, Tracked):  # random for other inputs than these
+                out = call.plain(*args)
             else:
                 out = call.target(*args, **kwargs)
             env[call.name] = out
@@ -159,6 +161,10 @@ class TwoSweeps(nn.Module):
         batch = layout.batch_of(out.mean)
         pulled = times(seeds, head.gain) if isinstance(head, Elementwise) else head.pull(seeds)[0]
         rows = self.layouts[inner].split(pulled, batch)
+        if isinstance(head, Linear) and out.mean.dim() == 2:
+            # softmax does not see what all logits have in common, and rounding shall not either
+            common = logits.mean(-1, keepdim=True)
+            logits = logits - common - common.mT + common.mean(-2, keepdim=True)
         covariance = rows @ logits @ rows.mT
         if head.noise is not None:
             covariance = covariance + scattered(seeds, head.noise, layout, batch)
@@ -212,6 +218,8 @@ def _calls(trace: Trace, random: set[fx.Node]) -> list[_Call]:
 
 
 def _find_fused(node: fx.Node) -> Fused | None:
+    if node.target in HEADS and any(user.op == "output" for user in node.users):
+        return None  # its logits are wanted too
     return find_jump(node) or find_dropped_pool(node)
 
 
@@ -290,7 +298,7 @@ def _covariances(
 
 def _completed(out: Moments, covariance: Tensor, indices: Tensor | None, layout: Layout) -> Moments:
     """The forward sweep's variance gives way to the covariance's diagonal."""
-    diagonal = covariance.flatten(1)[:, :: covariance.shape[1] + 1]
+    diagonal = covariance.flatten(1)[:, :: covariance.shape[1] + 1].clamp_min(0)
     if indices is not None:
         diagonal = layout.samples(out.variance).scatter(1, indices, diagonal)
     return Moments(out.mean, layout.restored(diagonal, out.mean), covariance, indices)

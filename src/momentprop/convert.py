@@ -23,7 +23,7 @@ from momentprop.errors import (
     MomentpropError,
     NoDropoutError,
 )
-from momentprop.moments import as_moments, is_moments
+from momentprop.moments import as_moments, is_moments, plain
 from momentprop.propagate import propagate
 from momentprop.rewrite import rewrite
 from momentprop.samples import Layout, layouts
@@ -151,7 +151,7 @@ class BayesianNetwork(nn.Module):
         if not torch.compiler.is_compiling():
             self._check_uncertain(tuple(map(is_moments, leaves)))
         outputs = self._program(*self._state(), *leaves)
-        moments = [value if is_moments(value) else as_moments(value) for value in outputs]
+        moments = [plain(value) if is_moments(value) else as_moments(value) for value in outputs]
         return rebuild_output(moments, self._trace.out_spec)
 
     def _state(self) -> list[Tensor]:

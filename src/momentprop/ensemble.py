@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from momentprop.convert import BayesianNetwork
-from momentprop.moments import Moments, as_moments, is_moments
+from momentprop.moments import Moments, as_moments, is_moments, plain
 from momentprop.montecarlo import monte_carlo
 from momentprop.structure import rebuild_output
 
@@ -27,9 +27,9 @@ class Ensemble(nn.Module):
 
     Args:
         members: networks with the same inputs and outputs.
-        stack: run converted members of one architecture as one graph. Their parameters are then copied:
-            call `refresh()` after changing a member. By default they are stacked where that is possible;
-            True raises a ValueError where it is not.
+        stack: run converted members of one architecture as one graph, over copies of their parameters. A
+            change of a member is noticed at the next call; a compiled ensemble needs `refresh()`. By default
+            members are stacked where that is possible; True raises a ValueError where it is not.
 
     >>> import torch, momentprop as mp
     >>> models = [torch.nn.Sequential(torch.nn.Dropout(0.1), torch.nn.Linear(4, 3)) for _ in range(5)]
@@ -48,17 +48,19 @@ class Ensemble(nn.Module):
         if stack and difference:
             raise ValueError(f"the members cannot run as one graph: {difference}")
         self.is_stacked = not difference if stack is None else stack
+        self._taken: list[Any] = []
+        self.register_load_state_dict_post_hook(lambda module, _: module.refresh())
         self.refresh()
 
     def refresh(self) -> None:
         """Take over the members' parameters as they are now."""
         if not self.is_stacked:
             return
-        states = zip(*(_converted(m)._state() for m in self.members), strict=True)
-        for i, tensors in enumerate(states):
-            self.register_buffer(
-                f"_stacked_{i}", torch.stack([t.detach() for t in tensors]), persistent=False
-            )
+        with torch.inference_mode(False), torch.no_grad():
+            for i, tensors in enumerate(self._states()):
+                stacked = torch.stack([t.clone() for t in tensors])
+                self.register_buffer(f"_stacked_{i}", stacked, persistent=False)
+        self._taken = self._versions()
 
     def __len__(self) -> int:
         return len(self.members)
@@ -74,7 +76,8 @@ class Ensemble(nn.Module):
         specs: list[Any] = []
 
         def run(*state: Tensor) -> list[Tensor]:
-            outputs = [as_moments(v) for v in first._program(*state, *leaves)]
+            values = first._program(*state, *leaves)
+            outputs = [plain(v) if is_moments(v) else as_moments(v) for v in values]
             flat, spec = pytree.tree_flatten(outputs)
             specs.append((spec, [isinstance(v, Tensor) for v in flat], flat))
             return [v for v in flat if isinstance(v, Tensor)]
@@ -93,9 +96,23 @@ class Ensemble(nn.Module):
             for i, member in enumerate(self.members)
         ]
 
-    def _stacked(self) -> Iterator[Tensor]:
+    def _stacked(self) -> list[Tensor]:
+        """The members' parameters: the copies, unless gradients are wanted or a member has changed."""
+        if not torch.compiler.is_compiling():
+            if torch.is_grad_enabled() and any(p.requires_grad for p in self.members.parameters()):
+                return [torch.stack(list(tensors)) for tensors in self._states()]
+            if self._versions() != self._taken:
+                self.refresh()
         count = len(_converted(self.members[0])._trace.state)
-        return (getattr(self, f"_stacked_{i}") for i in range(count))
+        return [getattr(self, f"_stacked_{i}") for i in range(count)]
+
+    def _states(self) -> Iterator[tuple[Tensor, ...]]:
+        """Every parameter and buffer, of all members."""
+        return zip(*(_converted(m)._state() for m in self.members), strict=True)
+
+    def _versions(self) -> list[Any]:
+        tensors = [t for group in self._states() for t in group]
+        return [(id(t), None if t.is_inference() else t._version) for t in tensors]
 
 
 def _filled(spec: Any, is_tensor: list[bool], template: list[Any], tensors: list[Tensor]) -> list[Moments]:
@@ -116,6 +133,10 @@ def _difference(members: list[nn.Module]) -> str:
         return "not all of them are converted"
     if len({_code(m) for m in networks}) > 1:
         return "they have different graphs"
+    if not networks[0]._trace.state:
+        return "they have no parameters"
+    if any(m._trace.out_spec != networks[0]._trace.out_spec for m in networks):
+        return "their outputs have different structures"
     if len({(m.fidelity, m._selection) for m in networks}) > 1:
         return "they were converted with different settings"
     shapes = {tuple((t.shape, t.dtype, t.device) for t in m._state()) for m in networks}

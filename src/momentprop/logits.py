@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
+from momentprop.gaussian import safe_sqrt
 from momentprop.rules.softmax import log_odds_logistic, log_odds_probit, log_probabilities
 
 _POINTS_PER_CLASS, _MOST_POINTS = 205, 4096  # 1,025 for five classes, 2,050 for ten
@@ -51,6 +54,15 @@ class GaussianLogits:
             variance = (variance - 2 * full[:, 0, 1]).clamp_min(0)
         return self.mean[:, 1] - self.mean[:, 0], variance
 
+    def split(self, rows: int) -> list[GaussianLogits]:
+        """So many inputs at a time."""
+        parts = [None if v is None else v.split(rows) for v in (self.covariance, self.indices)]
+        means, variances = self.mean.split(rows), self.variance.split(rows)
+        covariances, indices = ([None] * len(means) if p is None else p for p in parts)
+        return [
+            GaussianLogits(*values) for values in zip(means, variances, covariances, indices, strict=True)
+        ]
+
     def full_covariance(self) -> Tensor | None:
         """[n, K, K], with zeros for what is not known."""
         if self.covariance is None or self.indices is None:
@@ -74,10 +86,13 @@ def integrate(logits: GaussianLogits) -> Averages:
     Softmax sees differences of logits only, so what all have in common is taken out of the covariance first;
     and with two classes there is one difference, for which the points lie on a line.
     """
+    rows = max(_AT_ONCE // 64 // logits.n_classes, 1)
+    if logits.mean.shape[0] > rows and not torch.compiler.is_compiling():
+        return _joined([integrate(part) for part in logits.split(rows)])
     mean = logits.mean[..., None]
     if logits.n_classes == 2:
         difference, variance = (d[:, None] for d in logits.difference())
-        step = variance.sqrt()
+        step = safe_sqrt(variance)
 
         def on_line(e: Tensor) -> Tensor:
             z = difference + step * e
@@ -86,11 +101,11 @@ def integrate(logits: GaussianLogits) -> Averages:
         return average(on_line, _on_a_line(_POINTS_ON_A_LINE).to(mean), logits.mean)
     count = min(_POINTS_PER_CLASS * logits.n_classes, _MOST_POINTS) // 2 * 2
     points = _normal_points(logits.n_classes, count).to(mean)
-    std = logits.variance.sqrt()[..., None]
+    std = safe_sqrt(logits.variance)[..., None]
     if logits.covariance is None:
         return average(lambda e: mean + std * e, points, logits.mean)
     if logits.indices is None:
-        factor = _factor(_centred(logits.covariance))
+        factor = _factor(_centred(logits.covariance), logits.n_classes - 1)
         return average(lambda e: mean + torch.matmul(factor, e), points, logits.mean)
     factor, chosen = _factor(logits.covariance), logits.indices
 
@@ -99,6 +114,12 @@ def integrate(logits: GaussianLogits) -> Averages:
         return mean + (std * e).scatter(1, chosen[..., None].expand(together.shape), together)
 
     return average(partly, points, logits.mean)
+
+
+def _joined(parts: list[Averages]) -> Averages:
+    seconds = [p.second for p in parts if p.second is not None]
+    entropies = [p.entropy for p in parts if p.entropy is not None]
+    return Averages(torch.cat([p.log_probs for p in parts]), torch.cat(seconds), torch.cat(entropies))
 
 
 def average(values: Callable[[Tensor], Tensor], points: Tensor, like: Tensor) -> Averages:
@@ -113,7 +134,7 @@ def average(values: Callable[[Tensor], Tensor], points: Tensor, like: Tensor) ->
     first, second, entropy, largest = [], [], [], []
     for block in blocks:
         z = values(block)
-        z = z - z.amax(1, keepdim=True)
+        z = (z - z.amax(1, keepdim=True)).clamp_min(torch.finfo(z.dtype).min / 4)  # classes masked by -inf
         weights = z.exp()
         total = weights.sum(1, keepdim=True)
         p, log_total = weights / total, total.log()
@@ -189,24 +210,25 @@ def _centred(covariance: Tensor) -> Tensor:
     return covariance - rows - rows.mT + rows.mean(-2, keepdim=True)
 
 
-def _factor(covariance: Tensor) -> Tensor:
+def _factor(covariance: Tensor, rank: int | None = None) -> Tensor:
     """L with L L^T = C, column by column: runtimes that cannot factor matrices can do this.
 
-    A column whose pivot is rounding error is zero, so that C may be singular.
+    A column whose pivot is rounding error is zero, so that C may be singular; so are those beyond the rank.
     """
     n = covariance.shape[-1]
-    eps = torch.finfo(covariance.dtype).eps * n
+    eps, tiny = torch.finfo(covariance.dtype).eps * n, torch.finfo(covariance.dtype).tiny ** 0.5
     columns: list[Tensor] = []
-    for j in range(n):
+    for j in range(n if rank is None else rank):
         column = covariance[:, :, j]
         if columns:
             before = torch.stack(columns, -1)
             column = column - (before * before[:, j : j + 1, :]).sum(-1)
         pivot = column[:, j : j + 1]
-        enough = pivot > eps * covariance[:, j : j + 1, j]
+        enough = pivot > (eps * covariance[:, j : j + 1, j]).clamp_min(tiny)
         scale = torch.where(enough, pivot, 1.0).rsqrt() * enough
         below = torch.arange(n, device=covariance.device) >= j
         columns.append(column * scale * below)
+    columns += [torch.zeros_like(columns[0])] * (n - len(columns))
     return torch.stack(columns, -1)
 
 
@@ -222,9 +244,16 @@ def _on_a_line(count: int) -> Tensor:
     return _middles(count)
 
 
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """Constants are made on the CPU, outside of whatever mode the caller is in, since they are kept."""
+    with _disable_current_modes(), torch.device("cpu"), torch.inference_mode(False), torch.no_grad():
+        yield
+
+
 @functools.cache
 def _sobol(dimension: int, count: int) -> Tensor:
-    with torch.device("cpu"), torch.no_grad():
+    with _plainly():
         sobol = torch.quasirandom.SobolEngine(dimension, scramble=True, seed=0)
         uniform = sobol.draw(count // 2, dtype=torch.float64)
         half = torch.special.ndtri(uniform.clamp(1e-9, 1 - 1e-9))
@@ -234,6 +263,6 @@ def _sobol(dimension: int, count: int) -> Tensor:
 
 @functools.cache
 def _middles(count: int) -> Tensor:
-    with torch.device("cpu"), torch.no_grad():
+    with _plainly():
         points = torch.special.ndtri((torch.arange(count, dtype=torch.float64) + 0.5) / count)
         return points / points.square().mean().sqrt()

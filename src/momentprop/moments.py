@@ -117,6 +117,14 @@ def variance_of(value: Any) -> Any:
     return torch.zeros_like(value) if isinstance(value, Tensor) else 0.0
 
 
+def plain(moments: Moments) -> Moments:
+    """Without what rules attach for each other."""
+    logits = moments.logits
+    if logits is not None:
+        logits = Logits(plain(logits.moments), logits.dim)
+    return Moments(moments.mean, moments.variance, moments.covariance, moments.indices, logits)
+
+
 def as_moments(value: Any) -> Any:
     """A tensor as Moments with zero variance; anything else is returned unchanged."""
     return Moments(value, torch.zeros_like(value)) if isinstance(value, Tensor) else value

@@ -45,6 +45,23 @@ class SampledMoments(Moments):
     kept: Tensor | None = None
     head: tuple[str, int | None] | None = None  # what made these of logits, and the dimension of classes
 
+    def to(self, *args: Any, **kwargs: Any) -> SampledMoments:
+        tensors = (self.mean, self.variance, self.mean_error, self.variance_error, self.kept)
+        mean, variance, mean_error, variance_error, kept = (
+            None if v is None else v.to(*args, **kwargs) for v in tensors
+        )
+        assert mean is not None
+        assert variance is not None
+        return SampledMoments(
+            mean,
+            variance,
+            n_samples=self.n_samples,
+            mean_error=mean_error,
+            variance_error=variance_error,
+            kept=kept,
+            head=self.head,
+        )
+
     @property
     def samples(self) -> Tensor:
         """All samples; kept when they fit into 1 GiB, or on request."""

@@ -21,6 +21,7 @@ from momentprop.moments import Moments, mean_of
 from momentprop.montecarlo import SampledMoments
 
 KINDS = ("multiclass", "binary", "multilabel")
+_ENOUGH_ROWS = 8  # for logits not to sum to one by chance
 
 
 @dataclass(eq=False)
@@ -46,7 +47,7 @@ class ClassPredictive:
     @property
     def entropy(self) -> Tensor:
         """Total uncertainty, in nats: [batch, ...]."""
-        return -(self.probs * self.log_probs).sum(1)
+        return torch.special.entr(self.probs).sum(1)
 
     @property
     def mutual_information(self) -> Tensor:
@@ -88,7 +89,7 @@ class ClassPredictive:
         count = math.prod(shape)
         flat = self.probs.movedim(1, -1).reshape(-1, self.log_probs.shape[1])
         drawn = torch.multinomial(flat, max(count, 1), replacement=True, generator=generator)
-        return drawn.T.reshape(*shape, *self.batch_shape)
+        return drawn.T[:count].reshape(*shape, *self.batch_shape)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, for serving."""
@@ -144,8 +145,9 @@ def classify(
         raise ValueError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
     if kind is not None and kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
-    if isinstance(output, (list, tuple)):
+    if isinstance(output, list):
         return _mixture([classify(member, method, kind=kind, dim=dim) for member in output])
+    check_one_output(output)
     if isinstance(output, SampledMoments):
         samples = _as_logits(output)
         if output.head is not None:
@@ -160,10 +162,10 @@ def classify(
         _refuse_probabilities(mean_of(output), kind, dim)
     if isinstance(output, Tensor):
         return _of_samples(output[None], kind, dim)
-    if not isinstance(output, Moments):
-        raise TypeError(f"output must be Moments, a tensor or a list of these, not {type(output).__name__}")
-    moments = _checked(output)
-    kind = kind or _kind(moments.mean, dim)
+    moments = output.to(torch.float32) if torch.finfo(output.dtype).bits == 16 else output
+    kind = _checked_kind(moments.mean, kind, dim)
+    if kind != "multiclass" and method == "laplace_bridge":
+        raise ValueError("laplace_bridge needs a logit for every class; choose another method")
     if kind == "multiclass":
         logits, restore = _class_last(moments, 1 if dim is None else dim)
     else:
@@ -173,29 +175,56 @@ def classify(
 
 
 def _refuse_probabilities(output: Any, kind: str | None, dim: int | None) -> None:
-    """A second softmax would not fail, but give wrong numbers."""
-    if not isinstance(output, Tensor) or torch.compiler.is_compiling() or output.numel() == 0:
+    """A second softmax would not fail, but give wrong numbers. (Some rows can be such logits by chance.)"""
+    if not isinstance(output, Tensor) or torch.compiler.is_compiling() or _is_mapped(output):
         return
-    if not output.is_floating_point() or (kind or _kind(output, dim)) != "multiclass":
+    if output.dim() < 2 or output.shape[0] < _ENOUGH_ROWS or (kind or _kind(output, dim)) != "multiclass":
         return
-    sums = output.sum(1 if dim is None else dim)
-    if bool((output >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all()):
+    k = output.shape[1 if dim is None else dim]
+    off = (output.sum(1 if dim is None else dim) - 1).abs()
+    if bool((output >= 0).all()) and bool((off <= 4 * k * torch.finfo(output.dtype).eps).all()):
         raise ValueError(
             "these look like probabilities: none is negative, and they sum to one. classify takes logits; "
-            "end the network with softmax, or give the logarithms"
+            "let the converted network end with softmax, or give the logarithms"
         )
 
 
-def _checked(moments: Moments) -> Moments:
-    if not moments.mean.is_floating_point():
-        raise ValueError(f"logits must be floating-point numbers, not {moments.mean.dtype}")
-    return moments
+def _is_mapped(tensor: Tensor) -> bool:
+    """Inside torch.vmap, where values cannot be looked at."""
+    return torch._C._functorch.is_batchedtensor(tensor)
+
+
+def check_one_output(output: Any) -> None:
+    """What a predictive distribution is made of: floating-point numbers of one output."""
+    if isinstance(output, tuple):
+        raise TypeError(
+            "a tuple is several outputs of one network: give one of them, such as out[0]; members of an "
+            "ensemble go in a list"
+        )
+    if not isinstance(output, (Moments, Tensor)):
+        raise TypeError(f"output must be Moments, a tensor or a list of these, not {type(output).__name__}")
+    if not mean_of(output).is_floating_point():
+        raise ValueError(f"output must be floating-point numbers, not {mean_of(output).dtype}")
 
 
 def _kind(logits: Tensor, dim: int | None) -> str:
-    if logits.dim() == 1 or (logits.dim() == 2 and logits.shape[1] == 1 and dim is None):
-        return "binary"
-    return "multiclass"
+    single = logits.dim() == 1 or logits.shape[1] == 1
+    return "binary" if single and dim is None else "multiclass"
+
+
+def _checked_kind(logits: Tensor, kind: str | None, dim: int | None) -> str:
+    kind = kind or _kind(logits, dim)
+    if kind == "multiclass":
+        if logits.dim() < 2:
+            raise ValueError("logits need a batch dimension and one of classes: [batch, K, ...]")
+        if logits.shape[1 if dim is None else dim] == 1:
+            raise ValueError("one logit is no choice between classes; leave out dim, or give kind='binary'")
+    elif kind == "binary" and logits.dim() > 1 and logits.shape[1] != 1:
+        raise ValueError(
+            f"kind='binary' takes one logit per input, [batch] or [batch, 1, ...], not "
+            f"{tuple(logits.shape)}; for one decision per logit give kind='multilabel'"
+        )
+    return kind
 
 
 Restore = Callable[[Tensor], Tensor]  # [n, K] -> [batch, K, ...], and [n] -> [batch, ...]
@@ -206,6 +235,11 @@ def _class_last(moments: Moments, dim: int) -> tuple[GaussianLogits, Restore]:
     mean = moments.mean.movedim(dim, -1)
     lead, k = mean.shape[:-1], mean.shape[-1]
     covariance, indices = moments.covariance, moments.indices
+    if covariance is not None and covariance.shape[0] != moments.mean.shape[0]:
+        raise ValueError(
+            f"the covariance is that of {covariance.shape[0]} inputs, but the first dimension of the logits "
+            f"is {moments.mean.shape[0]}: classify needs the batch there"
+        )
     positions = lead.numel() // max(moments.mean.shape[0], 1) if moments.mean.dim() > 2 else 1
     if covariance is not None and positions != 1:
         covariance = None if indices is not None else _at_positions(moments, dim)
@@ -242,7 +276,9 @@ def _against_zero(moments: Moments, kind: str) -> tuple[GaussianLogits, Restore]
 
 def _of_samples(samples: Tensor, kind: str | None, dim: int | None) -> ClassPredictive:
     """The mixture over samples [T, *shape] of logits."""
-    kind = kind or _kind(samples[0], dim)
+    kind = _checked_kind(samples[0], kind, dim)
+    if torch.finfo(samples.dtype).bits == 16:
+        samples = samples.float()
     if kind == "multiclass":
         moved = samples.movedim((1 if dim is None else dim % (samples.dim() - 1)) + 1, -1)
         lead, k = moved.shape[1:-1], moved.shape[-1]
@@ -276,8 +312,7 @@ def _of_head(own: int | None, output: Tensor, kind: str | None, dim: int | None)
     """What the network's own softmax or sigmoid says about its outputs, where the caller does not."""
     if own is not None:
         return kind or "multiclass", own if dim is None else dim
-    single = output.dim() == 1 or (output.dim() == 2 and output.shape[1] == 1)
-    return kind or ("binary" if single else "multilabel"), dim
+    return kind or ("binary" if _kind(output, None) == "binary" else "multilabel"), dim
 
 
 def _predictive(found: Averages, restore: Restore) -> ClassPredictive:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from momentprop.moments import Moments
 from momentprop.montecarlo import SampledMoments
+from momentprop.predictive import check_one_output
 
 
 @dataclass(eq=False)
@@ -73,7 +75,7 @@ class RegressionPredictive:
         """The value below which the target lies with probability q."""
         if not 0 < q < 1:
             raise ValueError(f"q must lie between 0 and 1, not {q}")
-        z = torch.special.ndtri(torch.tensor(q, dtype=torch.float64)).item()
+        z = NormalDist().inv_cdf(q)
         std = self._component_variance.sqrt()
         each = self.means + z * std
         low, high = each.amin(0), each.amax(0)
@@ -99,7 +101,7 @@ class RegressionPredictive:
         chosen = torch.randint(len(self.means), full, **options)
         noise = torch.randn(full, dtype=self.means.dtype, **options)
         drawn = self.means.gather(0, chosen) + self._component_variance.sqrt().gather(0, chosen) * noise
-        return drawn.reshape(*shape, *self.batch_shape)
+        return drawn[: math.prod(shape)].reshape(*shape, *self.batch_shape)
 
     def to_dict(self, level: float = 0.95) -> dict[str, Any]:
         """Plain lists and numbers, for serving."""
@@ -136,8 +138,8 @@ def regress(
         output: `Moments` of a converted network; `SampledMoments` with their samples, which give the mixture
             of normals that MC dropout stands for; a plain tensor; or a list of these, an ensemble.
         tau: precision of the noise in the data; or its inverse,
-        noise_variance: as a number or one per output (`fit_noise` finds it). Without either there is none.
-        heteroscedastic: the network itself gives mean and log noise variance: a pair of outputs, or one whose
+        noise_variance: as a number (`fit_noise` finds it) or one per output. Without either there is none.
+        heteroscedastic: the network itself gives mean and log noise variance: a tuple of two, or one whose
             last dimension holds all means and then all logarithms. The expected noise variance of a Gaussian
             logarithm N(E, V) is exp(E + V/2).
 
@@ -150,16 +152,17 @@ def regress(
         raise ValueError("a heteroscedastic network gives the noise itself: no tau, no noise_variance")
     noise = 0.0 if noise_variance is None else noise_variance
     if tau is not None:
-        if bool(torch.as_tensor(tau <= 0).any()):
+        if not _all_at_least(tau, 0.0, strictly=True):
             raise ValueError(f"tau must be positive, not {tau}")
         noise = 1 / tau
-    if bool(torch.as_tensor(noise < 0).any()):
+    if not _all_at_least(noise, 0.0):
         raise ValueError(f"noise_variance must not be negative, not {noise}")
+    if isinstance(output, list):
+        every = {"heteroscedastic": True} if heteroscedastic else {"noise_variance": noise}
+        return _mixed([regress(member, **every) for member in output])
     if heteroscedastic:
         mean, log_noise = _halves(output)
         return _heteroscedastic(mean, log_noise)
-    if isinstance(output, (list, tuple)):
-        return _mixed([regress(member, noise_variance=noise) for member in output])
     means, variances = _components(output)
     level = torch.as_tensor(noise, dtype=means.dtype, device=means.device)
     return RegressionPredictive(means, variances, level.expand_as(means))
@@ -179,7 +182,9 @@ def fit_noise(output: Any, y: Tensor, *, method: str = "likelihood") -> Tensor:
     1.0
     """
     silent = regress(output)
-    if y.shape != silent.batch_shape or y.numel() == 0:
+    if y.numel() == 0:
+        raise ValueError("y is empty; give validation data")
+    if y.shape != silent.batch_shape:
         raise ValueError(f"y has shape {tuple(y.shape)}, the prediction {tuple(silent.batch_shape)}")
     if not bool(y.isfinite().all()):
         raise ValueError("y holds NaN or infinite values")
@@ -187,7 +192,7 @@ def fit_noise(output: Any, y: Tensor, *, method: str = "likelihood") -> Tensor:
         error = (y - silent.mean).double().square().mean()
         least = error * 1e-6 + torch.finfo(torch.float32).tiny
         if method == "closed_form":
-            return torch.maximum(error - silent.epistemic.double().mean(), least).to(y.dtype)
+            return torch.maximum(error - silent.epistemic.double().mean(), least).to(silent.means.dtype)
         if method != "likelihood":
             raise ValueError(f"method must be 'likelihood' or 'closed_form', not {method!r}")
         double = RegressionPredictive(
@@ -199,7 +204,15 @@ def fit_noise(output: Any, y: Tensor, *, method: str = "likelihood") -> Tensor:
             return dataclasses.replace(double, aleatorics=noise).nll(y.double()).mean().item()
 
         best = _golden_section(nll, least.log().item(), error.clamp_min(least).log().item() + 3)
-        return torch.tensor(math.exp(best), dtype=y.dtype, device=y.device)
+        return torch.tensor(math.exp(best), dtype=silent.means.dtype, device=y.device)
+
+
+def _all_at_least(value: float | Tensor, bound: float, strictly: bool = False) -> bool:
+    """Whether it is; unknown while compiling, and false for NaN."""
+    if isinstance(value, Tensor) and torch.compiler.is_compiling():
+        return True
+    tensor = torch.as_tensor(value)
+    return bool((tensor > bound if strictly else tensor >= bound).all())
 
 
 def _golden_section(function: Callable[[float], float], low: float, high: float) -> float:
@@ -221,18 +234,17 @@ def _golden_section(function: Callable[[float], float], low: float, high: float)
 
 def _components(output: Any) -> tuple[Tensor, Tensor]:
     """Means and variances [T, *shape] of the mixture."""
+    check_one_output(output)
     if isinstance(output, SampledMoments):
         return output.samples, torch.zeros_like(output.samples)
     if isinstance(output, Moments):
         return output.mean[None], output.variance[None]
-    if isinstance(output, Tensor):
-        return output[None], torch.zeros_like(output)[None]
-    raise TypeError(f"output must be Moments, a tensor or a list of these, not {type(output).__name__}")
+    return output[None], torch.zeros_like(output)[None]
 
 
 def _halves(output: Any) -> tuple[Any, Any]:
     """The network's means and log-variances."""
-    if isinstance(output, (list, tuple)):
+    if isinstance(output, tuple):
         if len(output) != 2:
             raise ValueError(f"expected a pair (mean, log variance), not {len(output)} outputs")
         return output[0], output[1]
@@ -255,7 +267,7 @@ def _halves(output: Any) -> tuple[Any, Any]:
 def _heteroscedastic(mean: Any, log_noise: Any) -> RegressionPredictive:
     means, variances = _components(mean)
     logs, spreads = _components(log_noise)
-    return RegressionPredictive(means, variances, (logs + spreads / 2).exp())
+    return RegressionPredictive(*torch.broadcast_tensors(means, variances, (logs + spreads / 2).exp()))
 
 
 def _mixed(members: list[RegressionPredictive]) -> RegressionPredictive:

@@ -150,4 +150,4 @@ def _probe(example: Any, generator: torch.Generator, batch: int | None = None, c
     shape = example.shape if batch is None else [batch, *example.shape[1:]]
     if not example.is_floating_point():
         return torch.full(shape, int(change), dtype=example.dtype)
-    return torch.rand(shape, dtype=example.dtype, generator=generator) * 2 - 1
+    return torch.rand(shape, dtype=example.dtype, generator=generator, device="cpu") * 2 - 1
