@@ -226,10 +226,10 @@ def sigmoid_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     its Hermite expansion, g^2 V + h^2 V^2 / 2 + t^2 V^3 / 6 with h, t the next derivatives of p.
     """
     p, g, h, t = _sigmoid_derivatives(mean, variance)
-    bounded = variance.clamp_max(1e4)
-    expanded = bounded * (g * g + bounded * (h * h / 2 + bounded * (t * t / 6)))
+    small = variance.clamp_max(_SMALL_VARIANCE)
+    expanded = small * (g * g + small * (h * h / 2 + small * (t * t / 6)))
     p = p.clamp(0, 1)
-    direct = torch.maximum(p * (1 - p) - g, expanded)  # all terms of the expansion are positive
+    direct = (p * (1 - p) - g).clamp_min(0)
     return p, torch.where(variance < _SMALL_VARIANCE, expanded, direct)
 
 
