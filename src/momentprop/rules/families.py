@@ -16,7 +16,10 @@ from torch._ops import OpOverload
 from momentprop.local import Elementwise, Linear, Local, residual
 from momentprop.moments import Logits, Moments, is_moments, mean_of, variance_of
 from momentprop.neighbours import Neighbours, attach, scaled
+from momentprop.quadrature import NODES, Nodes, expectation
 from momentprop.registry import EXACT, EXACT_IF_GAUSSIAN, EXACT_IF_UNCORRELATED, Refusal, rule
+
+BY_QUADRATURE = "approximate: 13-point quadrature, if Gaussian"
 
 
 def only_random(*names: str) -> Refusal:
@@ -164,34 +167,73 @@ def linear_map(
 
 def elementwise(
     op: OpOverload,
-    moments: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    gain: Callable[[Tensor, Tensor], Tensor] | None = None,
-    exactness: str = EXACT_IF_GAUSSIAN,
+    moments: Callable[..., tuple[Tensor, Tensor]] | None = None,
+    gain: Callable[..., Tensor] | None = None,
+    response: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None,
+    exactness: str | None = None,
     reference: str = "",
     is_head: bool = False,
+    override: bool = False,
 ) -> None:
-    """An activation of one argument, given by (mean, variance) -> (mean, variance).
+    """An activation: each element of the output depends on one element of the operator's first argument.
 
-    `gain` is the derivative of the output's mean by the input's; without it, it is found by differentiation.
+    It is given by `moments(mean, variance, ...)` -> mean, variance, the operator's further arguments behind,
+    and by `gain(mean, variance, ...)`, the derivative of the output's mean by the input's, without which
+    that is found by differentiation; or by `response(mean, variance, ...)` -> mean, variance, gain where they
+    share work. With none of them the operator itself is averaged over a few points (quadrature.py).
+
     `is_head` says that networks end in it to give probabilities: the output then keeps its input as logits.
     """
+    if moments is None and response is None:
+        response, exactness = averaged(op), exactness or BY_QUADRATURE
 
-    def local(out: Moments, x: Moments) -> Elementwise:
-        assert gain is not None
-        g = gain(x.mean, x.variance)
-        return Elementwise(g, residual(out.variance, g, x.variance))
+    def gain_of(out: Moments, x: Moments, args: Any, kwargs: Any) -> Tensor:
+        if response is None:
+            assert gain is not None
+            return gain(x.mean, x.variance, *args, **kwargs)
+        known: Tensor | None = getattr(out, "_gain", None)
+        return response(x.mean, x.variance, *args, **kwargs)[2] if known is None else known
+
+    def local(out: Moments, x: Moments, *args: Any, **kwargs: Any) -> Local:
+        g = gain_of(out, x, args, kwargs)
+        noise = residual(out.variance, g, x.variance)
+        if out.shape == x.shape:
+            return Elementwise(g, noise)
+        return Linear(lambda cotangent: [gathered(cotangent * g, x.shape)], noise)
+
+    has_gain = gain is not None or response is not None
 
     @rule(
         op,
-        exactness=exactness,
+        exactness=exactness or EXACT_IF_GAUSSIAN,
         reference=reference,
+        refuses=only_random(op._schema.arguments[0].name),
         elementwise=True,
-        local=None if gain is None else local,
+        local=local if has_gain else None,
+        override=override,
     )
-    def propagate(x: Moments) -> Moments:
-        mean, variance = moments(x.mean, x.variance)
-        out = Moments(mean, variance, logits=Logits(x, None) if is_head else None)
-        return out if gain is None else attach(out, scaled(x, lambda: gain(x.mean, x.variance)))
+    def propagate(x: Moments, *args: Any, **kwargs: Any) -> Moments:
+        logits = Logits(x, None) if is_head else None
+        if response is None:
+            assert moments is not None
+            mean, variance = moments(x.mean, x.variance, *args, **kwargs)
+            out = Moments(mean, variance, logits=logits)
+        else:
+            mean, variance, known = response(x.mean, x.variance, *args, **kwargs)
+            out = Moments(mean, variance, logits=logits)
+            out._gain = known  # type: ignore[attr-defined]
+        if not has_gain or out.shape != x.shape:
+            return out
+        return attach(out, scaled(x, lambda: gain_of(out, x, args, kwargs)))
+
+
+def averaged(op: Callable[..., Tensor], nodes: Nodes = NODES) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """Mean, variance and gain of an activation by quadrature, from the activation itself."""
+
+    def response(mean: Tensor, variance: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return expectation(lambda x: op(x, *args, **kwargs), mean, variance, nodes)
+
+    return response
 
 
 def affine(out: Moments, x: Moments, gain: Tensor | float) -> Moments:
