@@ -144,7 +144,38 @@ def test_batch_sizes_used_as_numbers_and_merged_dimensions() -> None:
     torch.testing.assert_close(mp.convert(model, x)(x).variance, x.transpose(0, 1) ** 2 * 0.3 / 0.7)
 
 
-def test_noise_other_than_dropout() -> None:
+class Noise(nn.Module):
+    """Every kind of noise, each in an output of its own."""
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        keep = torch.bernoulli(x.new_full((x.shape[0], 1, 1), 0.7), 0.7)
+        return [
+            F.alpha_dropout(x, 0.3, True),
+            F.feature_alpha_dropout(x, 0.3, True),
+            x * keep / 0.7,
+            x * torch.bernoulli(x.sigmoid()),
+            x * (1 + 0.5 * torch.randn_like(x)),
+            x + torch.randn(x.shape[0], 1, 1),
+            x * torch.rand_like(x) + torch.rand(x.shape[1:]),
+            torch.normal(x, 0.3) + torch.normal(0.5, x.abs()),
+            torch.normal(1.0, 2.0, x.shape) * x,
+        ]
+
+
+def test_every_kind_of_noise() -> None:
+    """Against a plain loop; and independent of how samples are batched."""
+    model, x = Noise(), torch.randn(3, 2, 4)
+    together = mp.monte_carlo(model, x, n_samples=3000, samples_at_once=500)
+    alone = mp.monte_carlo(model, x, n_samples=20, samples_at_once=1)
+    plain = [torch.stack(draws) for draws in zip(*[model(x) for _ in range(3000)], strict=True)]
+    for mc, few, samples in zip(together, alone, plain, strict=True):
+        torch.testing.assert_close(mc.samples[:20], few.samples)
+        assert_agree(mc, samples)
+    stacked = together[1].samples  # one mask per channel
+    assert ((stacked == stacked.amin(-1, keepdim=True)).all(-1) | (stacked != stacked[..., :1]).any(-1)).all()
+
+
+def test_noise_of_recurrent_layers() -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor, fx
 
 from momentprop.coverage import creates_noise
+from momentprop.draws import DRAWS, standard_normal
 from momentprop.moments import Moments
-from momentprop.trace import DROPOUTS, Trace
-
-aten = torch.ops.aten
+from momentprop.trace import Trace
 
 
 class Sampler:
@@ -30,7 +29,7 @@ class Sampler:
     def __init__(self, trace: Trace, uncertain: Sequence[bool], compile: bool = False) -> None:
         graph = trace.graph
         self.inputs = [n for n, u in zip(trace.input_nodes, uncertain, strict=True) if u]
-        self.noise = [n for n in graph.nodes if n.target in DROPOUTS]
+        self.noise = [n for n in graph.nodes if n.target in DRAWS and creates_noise(n)]
         self.sampled = _downstream(graph, self.inputs)
         self.boundary = [
             n for n in graph.nodes if n not in self.sampled and any(u in self.sampled for u in n.users)
@@ -39,8 +38,8 @@ class Sampler:
         self.is_random = [isinstance(o, fx.Node) and o in self.sampled for o in outputs]
         self._random = [o for o, random in zip(outputs, self.is_random, strict=True) if random]
         self._certain = [o for o, random in zip(outputs, self.is_random, strict=True) if not random]
-        # noise other than dropout comes from the global generator, inside the operator: one sample at a time
-        self.has_other_noise = any(creates_noise(n) and n.target not in DROPOUTS for n in self.sampled)
+        # other noise comes from the global generator, inside the operator: one sample at a time
+        self.has_other_noise = any(creates_noise(n) and n.target not in DRAWS for n in self.sampled)
         self._input_nodes = trace.input_nodes
         self._prefix = fx.GraphModule(trace.root, self._prefix_graph(graph), "Prefix")
         suffix = fx.GraphModule(trace.root, self._suffix_graph(graph), "Suffix")
@@ -85,12 +84,13 @@ class Sampler:
         means, stds, normals = (
             [suffix.placeholder(f"{n.name}_{kind}") for n in self.inputs] for kind in ("mean", "std", "noise")
         )
-        bits = {n: suffix.placeholder(f"{n.name}_bits") for n in self.noise}
+        drawn = {n: suffix.placeholder(f"{n.name}_drawn") for n in self.noise}
         for node, mean, std, normal in zip(self.inputs, means, stds, normals, strict=True):
             env[node] = suffix.call_function(torch.addcmul, (mean, std, normal))
         for node in graph.nodes:
-            if node in bits:
-                env[node] = suffix.call_function(drop, (env[node.args[0]], bits[node], node.args[1]))
+            if node in drawn:
+                args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
+                env[node] = suffix.call_function(DRAWS[node.target].apply, (drawn[node], *args), kwargs)
             elif node in self.sampled and node not in env:
                 env[node] = suffix.node_copy(node, env.__getitem__)
         suffix.output([env[o] for o in self._random])
@@ -121,23 +121,24 @@ class Run:
     def seeded(self, seed: int) -> Iterator[Callable[[int], list[Tensor]]]:
         """Yields draw(count) -> one tensor [count, ...] per random output.
 
-        Each dropout has a generator of its own, so its masks do not depend on how samples are batched.
+        Each source has a generator of its own, so its noise does not depend on how samples are batched.
         """
-        n = len(self.sampler.noise)
-        first, *generators = [
-            torch.Generator(self.device).manual_seed((seed * 1_000_003 + i) % 2**63) for i in range(n + 1)
+        noise, uncertain = self.sampler.noise, self.uncertain
+        generators = [
+            torch.Generator(self.device).manual_seed((seed * 1_000_003 + i) % 2**63)
+            for i in range(1, len(noise) + len(uncertain) + 1)
         ]
-        shapes = [self._mask_shape(node) for node in self.sampler.noise]
+        sources = [self._source(n, g) for n, g in zip(noise, generators, strict=False)]
 
         def draw(count: int) -> list[Tensor]:
             normals = [
-                torch.randn(count, *u.shape, generator=first, device=u.device, dtype=u.dtype)
-                for u in self.uncertain
+                standard_normal(count, list(u.shape), u.dtype, g)
+                for u, g in zip(uncertain, generators[len(noise) :], strict=True)
             ]
-            bits = [_random_bits(count, s, g) for s, g in zip(shapes, generators, strict=True)]
+            drawn = [source(count) for source in sources]
             if count > 1:
-                return list(self.sampler.many(*self.given, *normals, *bits))
-            outputs = self.sampler.one(*self.given, *(v[0] for v in normals), *(v[0] for v in bits))
+                return list(self.sampler.many(*self.given, *normals, *drawn))
+            outputs = self.sampler.one(*self.given, *(v[0] for v in normals), *(v[0] for v in drawn))
             return [output[None] for output in outputs]
 
         with contextlib.ExitStack() as stack:
@@ -156,25 +157,13 @@ class Run:
             for size in value.shape
         ]
 
-    def _mask_shape(self, node: fx.Node) -> list[int]:
-        shape = self._shape(node.meta["val"])
-        if node.target is aten.feature_dropout.default:  # one mask per channel
-            return [*shape[:2], *[1] * (len(shape) - 2)]
-        return shape
-
-
-def drop(x: Tensor, bits: Tensor, drop_probability: float) -> Tensor:
-    """Inverted dropout with the mask given by uniform 32-bit integers."""
-    threshold = min(round((1 - drop_probability) * 2**32) - 2**31, 2**31 - 1)
-    return torch.where(bits < threshold, x * (1 / (1 - drop_probability)), 0.0)
-
-
-def _random_bits(count: int, shape: list[int], generator: torch.Generator) -> Tensor:
-    """Uniform int32 [count, *shape] over its whole range, drawn two at a time."""
-    n = math.prod(shape)
-    pairs = torch.empty(count, (n + 1) // 2, dtype=torch.int64, device=generator.device)
-    bits = pairs.random_(-(2**63), None, generator=generator).view(torch.int32)
-    return bits[:, :n].reshape(count, *shape)
+    def _source(self, node: fx.Node, generator: torch.Generator) -> Callable[[int], Tensor]:
+        """count -> what the node needs for so many samples."""
+        draw, value = DRAWS[node.target], node.meta["val"]
+        shape = self._shape(value)
+        if draw.per_channel:
+            shape = [*shape[:2], *[1] * (len(shape) - 2)]
+        return lambda count: draw.generate(count, shape, value.dtype, generator)
 
 
 def _downstream(graph: fx.Graph, inputs: list[fx.Node]) -> set[fx.Node]:

@@ -1,11 +1,19 @@
 import pytest
 import torch
-from properties import AnyRule, Samples, Setting, X, check_gradients, gaussian_samples, setting
+from properties import AnyRule, Samples, Setting, X, check_gradients, gaussian_samples, local_of, setting
 
 from momentprop.moments import Moments
+from momentprop.neighbours import neighbours_of
 
 aten = torch.ops.aten
 
+OPERATORS = [
+    aten.dropout.default,
+    aten.feature_dropout.default,
+    aten.alpha_dropout.default,
+    aten.feature_alpha_dropout.default,
+]
+CHANNELS = (aten.feature_dropout.default, aten.feature_alpha_dropout.default)
 SETTINGS = [
     setting(op, x, p, True)
     for op, x in [
@@ -14,6 +22,10 @@ SETTINGS = [
         (aten.feature_dropout.default, X(2, 3)),
         (aten.feature_dropout.default, X(2, 2, 3)),
         (aten.feature_dropout.default, X(2, 2, 2, 2)),
+        (aten.alpha_dropout.default, X(5)),
+        (aten.alpha_dropout.default, X(2, 3)),
+        (aten.feature_alpha_dropout.default, X(2, 3)),
+        (aten.feature_alpha_dropout.default, X(2, 2, 3)),
     ]
     for p in (0.005, 0.1, 0.5, 0.9)
 ]
@@ -30,12 +42,15 @@ class TestDropout(AnyRule):
         Samples(setting.op(rows, p, train).reshape(values.shape)).assert_agrees(setting.rule(x, p, train))
 
     def test_is_the_operator_where_variance_vanishes(self, setting: Setting) -> None:
-        """The operator's own noise remains: p / (1 - p) E^2."""
+        """The operator's own noise remains: one of two values, with probabilities p and 1 - p."""
         (x, p, train) = setting.arguments()
+        draws = torch.stack([setting.op(x.mean, p, train) for _ in range(5000)])
+        low, high = draws.amin(0), draws.amax(0)
         for variance in (0.0, 1e-24):
             out = setting.rule(Moments(x.mean, variance), p, train)
-            assert torch.equal(out.mean, x.mean)
-            torch.testing.assert_close(out.variance, p / (1 - p) * x.mean**2, rtol=1e-9, atol=1e-20)
+            torch.testing.assert_close(out.variance, p * (1 - p) * (high - low) ** 2, rtol=1e-9, atol=1e-20)
+            share = (out.mean - low) / (high - low)
+            assert torch.minimum((share - p).abs(), (share - 1 + p).abs()).max() < 1e-9
 
     def test_plain_tensors_run_the_operator(self, setting: Setting) -> None:
         """Not here: on a plain tensor the noise begins."""
@@ -49,7 +64,7 @@ class TestDropout(AnyRule):
         check_gradients(setting)
 
 
-@pytest.mark.parametrize("op", [aten.dropout.default, aten.feature_dropout.default], ids=str)
+@pytest.mark.parametrize("op", OPERATORS, ids=str)
 @pytest.mark.parametrize(("p", "train"), [(0.5, False), (0.0, True), (0.0, False)])
 def test_switched_off_is_the_identity(op, p, train):
     rule = setting(op).rule
@@ -61,7 +76,34 @@ def test_switched_off_is_the_identity(op, p, train):
     assert torch.equal(out.variance, moments.variance)
 
 
-def test_only_dropout_creates_noise():
-    assert setting(aten.dropout.default).rule.creates_noise
-    assert setting(aten.feature_dropout.default).rule.creates_noise
+@pytest.mark.parametrize("op", CHANNELS, ids=str)
+@pytest.mark.parametrize("p", [0.1, 0.6])
+def test_elements_of_a_channel_share_their_mask(op, p):
+    """Covariance within a channel, as told to neighbours and as the sweep back adds it up, by sampling."""
+    x = torch.randn(1, 2, 3, dtype=torch.float64)
+    rule = setting(op).rule
+    out = rule(x, p, True)
+    draws = op(x.expand(200_000, 2, 3).contiguous(), p, True).flatten(1)
+    covariance = torch.cov(draws.T)
+    told = neighbours_of(out)([0], [1], [2], [1])  # Cov(x_i, x_{i+1}), i = 0, 1
+    for channel in range(2):
+        for i in range(2):
+            expected = covariance[3 * channel + i, 3 * channel + i + 1]
+            torch.testing.assert_close(told[0, channel, i], expected, rtol=0.05, atol=0.02)
+    rows = torch.eye(6, dtype=torch.float64).reshape(6, 1, 2, 3)
+    pushed = rule.local(out, x, p, True).spread(rows).flatten(1)
+    torch.testing.assert_close(pushed @ pushed.T, covariance, rtol=0.05, atol=0.02)
+    torch.testing.assert_close((pushed @ pushed.T).diagonal(), out.variance.flatten())
+
+
+def test_alpha_dropout_keeps_mean_0_and_variance_1():
+    out = setting(aten.alpha_dropout.default).rule(Moments(torch.zeros(3), 1.0), 0.3, True)
+    torch.testing.assert_close(out.mean, torch.zeros(3))
+    torch.testing.assert_close(out.variance, torch.ones(3))
+
+
+@pytest.mark.parametrize("op", OPERATORS, ids=str)
+def test_dropouts_create_noise(op):
+    assert setting(op).rule.creates_noise
     assert not setting(aten.relu.default).rule.creates_noise
+    assert local_of(setting(op, X(2, 3), 0.5, True), setting(op, X(2, 3), 0.5, True).arguments())

@@ -1,88 +1,133 @@
 """Dropout: where the noise comes from.
 
-Inverted dropout as in PyTorch: Y = X B / (1 - p) with B ~ Bernoulli(1 - p) independent of X, so
+Every dropout of PyTorch is Y = s (Z B - c) with Z = X + shift, B ~ Bernoulli(1 - p) independent of X, and
+numbers s and c that leave no bias. With gain G = s (1 - p) and weight W = s^2 p (1 - p),
 
-    E[Y] = E,    V[Y] = V + p / (1 - p) (E^2 + V).
+    E[Y] = G E,    V[Y] = G^2 V + W (V + E[Z]^2).
+
+Inverted dropout divides by 1 - p: G = 1, W = p / (1 - p), no shift. Alpha dropout (Klambauer et al. 2017)
+sets dropped values to -1.758, the lower limit of SELU, instead of 0, and scales so that mean 0 and variance 1
+are kept. Channel dropout (Dropout1d, 2d, 3d) draws one B for all elements of a channel.
 
 Exact. (The paper's table is for dropout without rescaling; the two differ by the factor 1/(1-p).)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from momentprop.local import Elementwise, Linear, Local
-from momentprop.moments import Moments, mean_of
-from momentprop.neighbours import attach, lattice, neighbours_of
+from momentprop.moments import Moments, is_moments, mean_of
+from momentprop.neighbours import Neighbours, attach, lattice, neighbours_of, scaled
 from momentprop.registry import EXACT, rule
 
 aten = torch.ops.aten
 
-
-def _noise(out: Moments, x: Moments | Tensor, drop_probability: float, train: bool) -> Local:
-    """p/(1-p) (E^2 + V), independently for every element."""
-    return Elementwise(noise=_odds(drop_probability) * _second_moment(x))
+_SELU_LIMIT = 1.7580993408473766  # -(scale * alpha) of SELU is where it saturates
 
 
-def _channel_noise(out: Moments, x: Moments | Tensor, drop_probability: float, train: bool) -> Local:
-    """One source per channel, acting along E: a dropped channel loses all its means at once.
+@dataclass(frozen=True)
+class Mask:
+    """What a mask does to a value: mean times gain, noise weight (V + E[Z]^2), Z = X + shift."""
 
-    The part of x that is random itself is lost with them. That adds p/(1-p) Cov(x_i, x_j) within the
-    channel, of which only the diagonal is known here: p/(1-p) V, element by element.
+    gain: float | None  # None stands for 1
+    weight: float
+    shift: float = 0.0
+
+    @staticmethod
+    def inverted(p: float) -> Mask:
+        return Mask(None, p / (1 - p))
+
+    @staticmethod
+    def alpha(p: float) -> Mask:
+        scale = ((_SELU_LIMIT**2 * p + 1) * (1 - p)) ** -0.5
+        return Mask(scale * (1 - p), scale**2 * p * (1 - p), _SELU_LIMIT)
+
+    def center(self, x: Any) -> Tensor:
+        """The mean of what is kept or lost."""
+        mean: Tensor = mean_of(x)
+        return mean + self.shift if self.shift else mean
+
+    def noise(self, x: Any) -> Tensor:
+        center = self.center(x)
+        return self.weight * (center * center + x.variance if is_moments(x) else center * center)
+
+    def moments(self, x: Any) -> Moments:
+        mean, noise = mean_of(x), self.noise(x)
+        if self.gain is None:
+            return Moments(mean, x.variance + noise if is_moments(x) else noise)
+        return Moments(mean * self.gain, self.gain**2 * x.variance + noise if is_moments(x) else noise)
+
+
+def _elements(op: Any, mask_of: Callable[[float], Mask], reference: str) -> None:
+    """A dropout with one mask for every element."""
+
+    def local(out: Moments, x: Any, p: float, train: bool) -> Local:
+        mask = mask_of(p)
+        return Elementwise(mask.gain, mask.noise(x))
+
+    @rule(op, exactness=EXACT, reference=reference, creates_noise=True, local=local)
+    def dropout(x: Any, p: float, train: bool) -> Any:
+        if not train or p == 0:
+            return x
+        mask = mask_of(p)
+        # masks are independent, so elements are correlated as they were before
+        gain = mask.gain
+        return attach(mask.moments(x), neighbours_of(x) if gain is None else scaled(x, lambda: gain))
+
+
+def _channels(op: Any, mask_of: Callable[[float], Mask], reference: str) -> None:
+    """A dropout with one mask for every channel: each element by itself has the same moments."""
+
+    def local(out: Moments, x: Any, p: float, train: bool) -> Local:
+        return _channel_noise(x, mask_of(p))
+
+    @rule(op, exactness=EXACT, reference=reference, creates_noise=True, local=local)
+    def channel_dropout(x: Any, p: float, train: bool) -> Any:
+        if not train or p == 0:
+            return x
+        mask = mask_of(p)
+        return attach(mask.moments(x), _within_channels(x, mask))
+
+
+def _channel_noise(x: Moments | Tensor, mask: Mask) -> Local:
+    """One source per channel, acting along E[Z]: a dropped channel loses all its means at once.
+
+    The part of x that is random itself is lost with them. That adds W Cov(x_i, x_j) within the
+    channel, of which only the diagonal is known here: W V, element by element.
     """
-    odds = _odds(drop_probability)
-    direction = mean_of(x) * odds**0.5
+    direction, gain = mask.center(x) * mask.weight**0.5, mask.gain
 
     def spread(cotangent: Tensor) -> Tensor:
         along = cotangent * direction
         return along.sum(list(range(3, along.dim()))) if along.dim() > 3 else along
 
     if isinstance(x, Moments):
-        return Linear(lambda cotangent: [cotangent], odds * x.variance, spread)
+        noise = mask.weight * x.variance
+        return Linear(lambda cotangent: [cotangent if gain is None else cotangent * gain], noise, spread)
     return Linear(lambda cotangent: [], None, spread)
 
 
-def _odds(drop_probability: float) -> float:
-    return drop_probability / (1 - drop_probability)
-
-
-def _second_moment(x: Moments | Tensor) -> Tensor:
-    mean = mean_of(x)
-    return mean * mean + x.variance if isinstance(x, Moments) else mean * mean
-
-
-def dropout(x: Moments | Tensor, drop_probability: float, train: bool) -> Any:
-    """Masks are independent, so elements are correlated as they were before."""
-    out = _moments(x, drop_probability, train)
-    return attach(out, neighbours_of(x)) if isinstance(out, Moments) else out
-
-
-def channel_dropout(x: Moments | Tensor, drop_probability: float, train: bool) -> Any:
-    """Element by element as dropout; elements of a channel share their fate."""
-    out = _moments(x, drop_probability, train)
-    if out is x or not isinstance(out, Moments):
-        return out
-    mean, inner, odds = out.mean, neighbours_of(x), _odds(drop_probability)
+def _within_channels(x: Any, mask: Mask) -> Neighbours:
+    """Cov(Y_i, Y_j) = W E[Z_i] E[Z_j] + (G^2 + W) Cov(X_i, X_j): elements of a channel share their fate."""
+    center, inner = mask.center(x), neighbours_of(x)
+    factor = mask.weight + (1.0 if mask.gain is None else mask.gain**2)
 
     def told(start: list[int], step: list[int], count: list[Any], shift: list[int]) -> Tensor:
         there = [a + b for a, b in zip(start, shift, strict=True)]
-        common = lattice(mean, start, step, count) * lattice(mean, there, step, count) * odds
+        common = lattice(center, start, step, count) * lattice(center, there, step, count) * mask.weight
         before = None if inner is None else inner(start, step, count, shift)
-        return common if before is None else common + before * (1 + odds)
+        return common if before is None else common + before * factor
 
-    return attach(out, told)
-
-
-def _moments(x: Moments | Tensor, drop_probability: float, train: bool) -> Moments | Tensor:
-    if not train or drop_probability == 0:
-        return x
-    noise = _odds(drop_probability) * _second_moment(x)
-    return Moments(mean_of(x), x.variance + noise if isinstance(x, Moments) else noise)
+    return told
 
 
-_OF_DROPOUT: Any = {"exactness": EXACT, "reference": "paper, dropout", "creates_noise": True}
-rule(aten.dropout.default, local=_noise, **_OF_DROPOUT)(dropout)
-rule(aten.feature_dropout.default, local=_channel_noise, **_OF_DROPOUT)(channel_dropout)
+_elements(aten.dropout.default, Mask.inverted, "paper, dropout")
+_channels(aten.feature_dropout.default, Mask.inverted, "paper, dropout")
+_elements(aten.alpha_dropout.default, Mask.alpha, "Klambauer et al. 2017")
+_channels(aten.feature_alpha_dropout.default, Mask.alpha, "Klambauer et al. 2017")
