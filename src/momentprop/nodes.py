@@ -1,0 +1,42 @@
+"""A new node in a traced graph, with the value (a fake tensor) and the place that traced nodes have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+_PLACE = ("nn_module_stack", "stack_trace", "torch_fn", "from_node", "source_fn_stack")
+
+
+def emit(
+    graph: fx.Graph, target: Any, args: tuple[Any, ...], place: fx.Node, kwargs: dict[str, Any] | None = None
+) -> fx.Node:
+    """Call `target` at the point of insertion; messages about it name the place of the node `place`."""
+    node = graph.call_function(target, args, kwargs or {})
+    node.meta = {key: place.meta[key] for key in _PLACE if key in place.meta}
+    node.meta["val"] = fake_value(node)
+    return node
+
+
+def fake_value(node: fx.Node) -> Any:
+    """What the node computes, as a fake tensor of the right shape, strides and dtype."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    mode = _mode(node)
+    target: Any = node.target
+    if mode is None:
+        return None
+    with mode, torch.no_grad():
+        return target(*args, **kwargs)
+
+
+def _mode(node: fx.Node) -> Any:
+    """The fake mode of the graph: of an argument, or else of any value in it."""
+    for other in (*node.all_input_nodes, *node.graph.nodes):
+        for value in pytree.tree_leaves(other.meta.get("val")):
+            if isinstance(value, FakeTensor):
+                return value.fake_mode
+    return None
