@@ -29,7 +29,12 @@ aten = torch.ops.aten
 
 _TORCH = inspect.getfile(torch).removesuffix("__init__.py")
 
-DROPOUTS = (aten.dropout.default, aten.feature_dropout.default)
+DROPOUTS = (
+    aten.dropout.default,
+    aten.feature_dropout.default,
+    aten.alpha_dropout.default,
+    aten.feature_alpha_dropout.default,
+)
 HEADS = {  # outputs made of logits
     aten.softmax.int: "softmax",
     aten.log_softmax.int: "log_softmax",
