@@ -1,4 +1,4 @@
-"""add, sub, mul, div, neg: sums of random tensors, products with constants."""
+"""add, sub, div, neg: sums, and quotients."""
 
 from __future__ import annotations
 
@@ -10,25 +10,9 @@ from torch import Tensor
 from momentprop.local import Elementwise, Linear, Local
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
 from momentprop.registry import EXACT, EXACT_IF_UNCORRELATED, rule
-from momentprop.rules.families import affine, broadcast, gathered, one_random, only_random, scaling, squared
+from momentprop.rules.families import affine, broadcast, gathered, scaling, squared
 
 aten = torch.ops.aten
-
-
-def _product(op: Any) -> None:
-    def local(out: Moments, x: Any, y: Any) -> Local:
-        return scaling(out, x, y) if is_moments(x) else scaling(out, y, x)
-
-    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", refuses=one_random, local=local)
-    def propagate(x: Any, y: Any) -> Moments:
-        mean = op(mean_of(x), mean_of(y))
-        squares = [f.variance if is_moments(f) else squared(f, mean.dtype) for f in (x, y)]
-        random, constant = (x, y) if is_moments(x) else (y, x)
-        return affine(Moments(mean, op(*squares)), random, constant)
-
-
-_product(aten.mul.Tensor)
-_product(aten.mul.Scalar)
 
 
 def _sum(op: Any, weigh_second: bool = True, signs: tuple[int, int] = (1, 1)) -> None:
@@ -66,12 +50,45 @@ for _op in (aten.rsub.Tensor, aten.rsub.Scalar):
     _sum(_op, weigh_second=False, signs=(-1, 1))
 
 
-def _quotient(op: Any) -> None:
-    def local(out: Moments, x: Moments, divisor: Any) -> Local:
-        return scaling(out, x, 1 / divisor)
+def _reciprocal(y: Any) -> Moments:
+    """1 / Y for Y of one sign, as if it were log-normal: with c = V / E^2, E[1/Y] = (1 + c) / E, and
+    Var[1/Y] = c E[1/Y]^2. Bounded, at c = 1, where the sign of Y is in doubt."""
+    square = (y.mean * y.mean).clamp_min(torch.finfo(y.dtype).tiny ** 0.5)
+    c = (y.variance / square).clamp_max(1.0)
+    mean = (1 + c) * y.mean / square
+    return Moments(mean, c * mean * mean)
 
-    @rule(op, exactness=EXACT, reference="linear", refuses=only_random("self"), local=local)
-    def propagate(x: Moments, divisor: Any) -> Moments:
+
+def _quotient(op: Any) -> None:
+    def local(out: Moments, x: Any, divisor: Any) -> Local:
+        if not is_moments(divisor):
+            return scaling(out, x, 1 / divisor)
+        inverse = _reciprocal(divisor)
+        # the covariance of Y and 1/Y is -c, so the gain is -c / V = -1 / E^2
+        slope = -1 / (divisor.mean * divisor.mean).clamp_min(torch.finfo(out.dtype).tiny ** 0.5)
+        own = (inverse.variance - slope * slope * divisor.variance).clamp_min(0)
+
+        def pull(cotangent: Tensor) -> list[Tensor]:
+            first = [gathered(cotangent * inverse.mean, x.shape)] if is_moments(x) else []
+            return [*first, gathered(cotangent * mean_of(x) * slope, divisor.shape)]
+
+        second = mean_of(x) * mean_of(x)
+        noise = second * own
+        if is_moments(x):
+            noise = noise + x.variance * inverse.variance
+        return Linear(pull, noise.expand_as(out.mean))
+
+    exactness = "exact by a constant; by a random tensor approximate: log-normal, independent"
+
+    @rule(op, exactness=exactness, reference="product", local=local)
+    def propagate(x: Any, divisor: Any) -> Moments:
+        if is_moments(divisor):
+            inverse = _reciprocal(divisor)
+            mean = mean_of(x) * inverse.mean
+            variance = mean_of(x) * mean_of(x) * inverse.variance
+            if is_moments(x):
+                variance = variance + x.variance * (inverse.variance + inverse.mean * inverse.mean)
+            return Moments(mean, variance)
         mean = op(x.mean, divisor)
         return affine(Moments(mean, op(x.variance, squared(divisor, mean.dtype))), x, 1 / divisor)
 

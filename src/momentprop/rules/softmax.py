@@ -1,6 +1,7 @@
 """Softmax and log-softmax of independent Gaussian logits.
 
-Mean (Daunizeau 2017; the paper's softmax): with E_kj = E[sigma(z_k - z_j)],
+Mean. Tier `paper`, and two logits in every tier (Daunizeau 2017; the paper's softmax): with
+E_kj = E[sigma(z_k - z_j)],
 
     p_k = 1 / (2 - K + sum_{j != k} 1/E_kj)  =  1 / (1 + sum_{j != k} (1 - E_kj) / E_kj),
 
@@ -9,6 +10,13 @@ that nothing underflows. Two approximations of E_kj, where z_k - z_j ~ N(m, v):
 
     tier `paper`:  Phi(m / sqrt(v + 8/pi))          (probit; not softmax at v = 0)
     other tiers:   sigma(m / sqrt(1 + pi v / 8))    (exactly softmax at v = 0)
+
+More logits, in other tiers: to first order in V the mean is softmax(z) with z = E + V (1 - 2 p) / 2. Taken as
+an equation for p, and with V / sqrt(1 + V / 5) in place of V, which grows as the standard deviation, it is
+good for large V too. Two steps of Newton's method (by its diagonal) solve it: cost K instead of K^2, so that
+it serves attention, and closer. Mean distance from sampling, in total variation, for logits of std 2 with
+noise of std 0.3, 1 and 2: K = 16: 0.0005, 0.007, 0.03 (pairwise: 0.010, 0.08, 0.15); K = 256: 0.002, 0.02,
+0.11 (0.025, 0.19, 0.37), sampling's own error included.
 
 Variance of p_k: first order in the logits' variances, s = sum_j p_k^2 (d_kj - p_j)^2 V_j, brought below
 its largest possible value b = p_k (1 - p_k) as s b / (s + b).
@@ -74,6 +82,41 @@ def log_probabilities(
     return F.log_softmax(-denominator, -1)
 
 
+_SATURATION = 0.2
+_STEPS = 2
+
+
+def implicit_probabilities(mean: Tensor, variance: Tensor) -> Tensor:
+    """log p over the last dimension, from p = softmax(E + V (1 - 2 p) / 2)."""
+    damped = variance / (1 + _SATURATION * variance).sqrt()
+    # a start that is good for large V: all logits brought together by their common standard deviation
+    common = (torch.softmax(mean, -1) * variance).sum(-1, keepdim=True)
+    shift = mean * ((1 + (math.pi / 8) * common).rsqrt() - 1)
+    for _ in range(_STEPS):
+        p = torch.softmax(mean + shift, -1)
+        shift = shift + (0.5 * damped * (1 - 2 * p) - shift) / (1 + damped * p * (1 - p))
+    return _log_softmax(mean + shift)
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    """To relative precision for a sure class too: log p = -log(1 + what the others weigh)."""
+    top = logits.max(-1, keepdim=True)
+    index = torch.arange(logits.shape[-1], device=logits.device)
+    below = logits - top.values
+    others = below.exp().masked_fill(index == top.indices, 0.0).sum(-1, keepdim=True)
+    return below - torch.log1p(others)
+
+
+def _log_mean_probabilities(mean: Tensor, variance: Tensor) -> Tensor:
+    if mean.shape[-1] > 2:
+        return implicit_probabilities(mean, variance)
+    return log_probabilities(mean, variance, log_odds_logistic)
+
+
+def _paper_log_probabilities(mean: Tensor, variance: Tensor) -> Tensor:
+    return log_probabilities(mean, variance, log_odds_probit)
+
+
 def _prepare(x: Moments, dim: int, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
     """Mean and variance with the classes last."""
     if dtype is not None:
@@ -115,7 +158,7 @@ def _softmax_local(out: Moments, x: Moments, dim: int, dtype: torch.dtype | None
 def _log_softmax_local(out: Moments, x: Moments, dim: int, dtype: torch.dtype | None = None) -> Linear:
     """Jacobian d_kj - p_j, at the probabilities that the mean logits give."""
     mean, variance = _prepare(x, dim, dtype)
-    p = log_probabilities(mean, variance, log_odds_logistic).exp().movedim(-1, dim)
+    p = _log_mean_probabilities(mean, variance).exp().movedim(-1, dim)
     dim = dim % p.dim()
 
     def pull(cotangent: Tensor) -> list[Tensor]:
@@ -124,8 +167,8 @@ def _log_softmax_local(out: Moments, x: Moments, dim: int, dtype: torch.dtype | 
     return Linear(pull)
 
 
-def _softmax_rule(fidelity: str | None, log_odds: Any) -> None:
-    approximation = "probit" if fidelity == "paper" else "logistic"
+def _softmax_rule(fidelity: str | None, log_mean: Any) -> None:
+    approximation = "probit" if fidelity == "paper" else "implicit equation"
 
     @rule(
         aten.softmax.int,
@@ -136,7 +179,7 @@ def _softmax_rule(fidelity: str | None, log_odds: Any) -> None:
     )
     def softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Moments:
         mean, variance = _prepare(x, dim, dtype)
-        log_p = log_probabilities(mean, variance, log_odds)
+        log_p = log_mean(mean, variance)
         tiny = torch.finfo(log_p.dtype).tiny
         p = log_p.exp().clamp_min(tiny)  # finite logits exclude no class
         bound = p * (1 - p)
@@ -145,8 +188,8 @@ def _softmax_rule(fidelity: str | None, log_odds: Any) -> None:
         return Moments(p.movedim(-1, dim), limited.movedim(-1, dim), logits=Logits(x, dim))
 
 
-_softmax_rule("paper", log_odds_probit)
-_softmax_rule(None, log_odds_logistic)
+_softmax_rule("paper", _paper_log_probabilities)
+_softmax_rule(None, _log_mean_probabilities)
 
 
 @rule(
@@ -157,7 +200,7 @@ _softmax_rule(None, log_odds_logistic)
 )
 def log_softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Moments:
     mean, variance = _prepare(x, dim, dtype)
-    log_p = log_probabilities(mean, variance, log_odds_logistic)
+    log_p = _log_mean_probabilities(mean, variance)
     curvature = -log_p.exp() * torch.expm1(log_p) * variance / (1 + variance * (math.pi / 32)).sqrt()
     log_mean = F.log_softmax(mean, -1) - 0.5 * curvature.sum(-1, keepdim=True)
     spread = _log_spread(log_p, variance).movedim(-1, dim)

@@ -1,0 +1,139 @@
+"""Products: element by element, and of matrices; of a random tensor with a constant, or of two random ones.
+
+For Z = X Y with covariance C = Cov(X, Y) of each pair of factors, C known where both are the same tensor or
+images of the same one (stems.py) and taken as 0 elsewhere,
+
+    E[Z] = E_x E_y + C,
+    Var[Z] = V_x E_y^2 + E_x^2 V_y + V_x V_y + 2 E_x E_y C + C^2,
+
+exact for independent factors, and for jointly Gaussian ones. Matrix products add these up. Seen from any
+other variable, Z is E_y X + E_x Y; the noise of its own is V_x V_y + C^2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from momentprop.local import Linear, Local
+from momentprop.moments import Moments, is_moments, mean_of, variance_of
+from momentprop.registry import EXACT_IF_UNCORRELATED, rule
+from momentprop.rules.families import affine, broadcast, gathered, scaling, squared
+from momentprop.stems import covariance_of, covariance_of_rows
+
+aten = torch.ops.aten
+
+
+def _by_element(op: Any) -> None:
+    def local(out: Moments, x: Any, y: Any) -> Local:
+        if not (is_moments(x) and is_moments(y)):
+            return scaling(out, x, y) if is_moments(x) else scaling(out, y, x)
+
+        def pull(cotangent: Tensor) -> list[Tensor]:
+            return [gathered(cotangent * y.mean, x.shape), gathered(cotangent * x.mean, y.shape)]
+
+        shared = covariance_of(x, y)
+        noise = x.variance * y.variance
+        return Linear(pull, noise if shared is None else noise + shared * shared)
+
+    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="product", local=local)
+    def propagate(x: Any, y: Any) -> Moments:
+        mean = op(mean_of(x), mean_of(y))
+        if is_moments(x) and is_moments(y):
+            variance = x.variance * (y.variance + y.mean * y.mean) + x.mean * x.mean * y.variance
+            shared = covariance_of(x, y)
+            if shared is not None:
+                variance = (variance + shared * (2 * mean + shared)).clamp_min(0)
+                mean = mean + shared
+            return Moments(mean, variance)
+        squares = [f.variance if is_moments(f) else squared(f, mean.dtype) for f in (x, y)]
+        random, constant = (x, y) if is_moments(x) else (y, x)
+        return affine(Moments(mean, op(*squares)), random, constant)
+
+
+_by_element(aten.mul.Tensor)
+_by_element(aten.mul.Scalar)
+
+
+def _back_to_first(cotangent: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """From a cotangent [K, *(a @ b).shape] to one of a."""
+    if b.dim() == 1:
+        back = cotangent[..., None] * b  # a @ b lost its last dimension
+    elif a.dim() == 1:
+        back = torch.matmul(cotangent[..., None, :], b.mT)[..., 0, :]
+    else:
+        back = torch.matmul(cotangent, b.mT)
+    return gathered(back, a.shape)
+
+
+def _back_to_second(cotangent: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """From a cotangent [K, *(a @ b).shape] to one of b."""
+    if a.dim() == 1:  # a @ b lost the last dimension but one
+        back = cotangent[..., None] * a if b.dim() == 1 else a[:, None] * cotangent[..., None, :]
+    elif b.dim() == 1:
+        back = torch.matmul(cotangent[..., None, :], a)[..., 0, :]
+    else:
+        back = torch.matmul(a.mT, cotangent)
+    return gathered(back, b.shape)
+
+
+def _matrix_moments(op: Any, a: Any, b: Any) -> tuple[Tensor, Tensor]:
+    """Mean and variance of a @ b."""
+    mean = op(mean_of(a), mean_of(b))
+    if not (is_moments(a) and is_moments(b)):
+        return mean, op(*[f.variance if is_moments(f) else squared(f, mean.dtype) for f in (a, b)])
+    variance = op(a.variance, b.mean * b.mean + b.variance) + op(a.mean * a.mean, b.variance)
+    shared = covariance_of_rows(a, b)
+    return (mean if shared is None else mean + shared), variance
+
+
+def _matrix_local(op: Any, a: Any, b: Any, scale: float = 1) -> Linear:
+    def pull(cotangent: Tensor) -> list[Tensor]:
+        cotangent = cotangent if scale == 1 else cotangent * scale
+        first = [_back_to_first(cotangent, a.mean, mean_of(b))] if is_moments(a) else []
+        return [*first, _back_to_second(cotangent, mean_of(a), b.mean)] if is_moments(b) else first
+
+    noise = op(a.variance, b.variance) * (scale * scale) if is_moments(a) and is_moments(b) else None
+    return Linear(pull, noise)
+
+
+def _of_matrices(op: Any) -> None:
+    def local(out: Moments, a: Any, b: Any) -> Linear:
+        return _matrix_local(op, a, b)
+
+    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="product", local=local)
+    def propagate(a: Any, b: Any) -> Moments:
+        return Moments(*_matrix_moments(op, a, b))
+
+
+for _op in (aten.matmul.default, aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default):
+    _of_matrices(_op)
+
+
+def _affine_product(op: Any, mm: Any) -> None:
+    """beta x + alpha (A @ B)."""
+
+    def local(out: Moments, x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Linear:
+        product = _matrix_local(mm, a, b, alpha)
+
+        def pull(cotangent: Tensor) -> list[Tensor]:
+            added = [gathered(cotangent, x.shape) * beta] if is_moments(x) else []
+            return [*added, *product.pull(cotangent)]
+
+        return Linear(pull, product.noise)
+
+    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="product", local=local)
+    def propagate(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Moments:
+        mean = op(mean_of(x), mean_of(a), mean_of(b), beta=beta, alpha=alpha)
+        variance = beta * beta * variance_of(x)
+        if is_moments(a) or is_moments(b):
+            variance = variance + alpha * alpha * _matrix_moments(mm, a, b)[1]
+        if is_moments(a) and is_moments(b) and (shared := covariance_of_rows(a, b)) is not None:
+            mean = mean + alpha * shared
+        return Moments(mean, broadcast(variance, mean))
+
+
+_affine_product(aten.addmm.default, aten.mm.default)
+_affine_product(aten.baddbmm.default, aten.bmm.default)
