@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from momentprop.coverage import rule_of
 from momentprop.derive import DerivedGain, derive_gain
 from momentprop.dropped_pool import find_dropped_pool
 from momentprop.errors import CovarianceError
@@ -29,7 +30,7 @@ from momentprop.fused import Fused
 from momentprop.jump import find_jump
 from momentprop.local import Elementwise, Linear, Local
 from momentprop.moments import Logits, Moments, is_moments
-from momentprop.registry import RULES, Rule
+from momentprop.registry import Rule
 from momentprop.samples import Layout
 from momentprop.selection import Selection
 from momentprop.sketch import Sketch, is_deep, signs
@@ -111,8 +112,7 @@ class TwoSweeps(nn.Module):
             else:
                 out = call.target(*args, **kwargs)
             env[call.name] = out
-            first = out[0] if isinstance(out, (list, tuple)) and len(out) else out
-            if not is_moments(first):
+            if not _is_random(out):
                 continue
             inputs = [name for name in call.inputs if _is_random(env[name])]
             local = self._linearize(call, out, args, kwargs)
@@ -120,7 +120,7 @@ class TwoSweeps(nn.Module):
                 directions[call.name] = times(directions[inputs[0]], local.gain)
             if call.name in self.heads:
                 heads[call.name] = local
-            length = None if first is out else len(out)
+            length = len(out) if isinstance(out, (list, tuple)) else None
             tape.record(call.name, inputs, local, call.shared, length)
             if sketch is not None:
                 env[call.name] = sketch.follow(call.name, inputs, out, local, _on_means(call, env, sketch))
@@ -174,7 +174,8 @@ class TwoSweeps(nn.Module):
         if call.gain is not None:
             return call.gain(out, args, kwargs)
         if call.target is operator.getitem:
-            return Linear(lambda cotangent: [{args[1]: cotangent}])
+            # one of several results may bring noise of its own
+            return Linear(lambda cotangent: [{args[1]: cotangent}], getattr(out, "noise", None))
         linear_part: Any = call.target.local
         return linear_part(out, *args, **kwargs)
 
@@ -231,7 +232,7 @@ def _call(node: fx.Node, root: nn.Module, random: set[fx.Node], tracked: bool) -
     if node.op == "get_attr":
         value = getattr(root, str(node.target))
         return _Call(node.name, lambda: value, (), {}, [], False)
-    target: Any = RULES.find(node.target, "accurate") or node.target
+    target: Any = rule_of(node, "accurate") or node.target
     gain = None
     if isinstance(target, Rule) and target.local is None and not target.ignores_values and node in random:
         gain = derive_gain(node, target, random)

@@ -23,8 +23,10 @@ from momentprop.errors import (
     MomentpropError,
     NoDropoutError,
 )
+from momentprop.fallback import UNSUPPORTED, attach, mark
 from momentprop.moments import as_moments, is_moments, plain
 from momentprop.propagate import propagate
+from momentprop.recurrent import expand_recurrent
 from momentprop.rewrite import rewrite
 from momentprop.samples import Layout, layouts
 from momentprop.selection import Selection
@@ -41,6 +43,7 @@ def convert(
     fidelity: str = "auto",
     *,
     outputs: int | Sequence[int] | None = None,
+    unsupported: str = "error",
 ) -> BayesianNetwork:
     """Turn a trained dropout network into one that returns mean and variance in a single pass.
 
@@ -57,6 +60,14 @@ def convert(
         outputs: which outputs get a covariance: the m largest by mean of every sample, or those at the
             given indices (of a sample's elements in row-major order). The cost is that of so many outputs;
             the others keep the variance of the forward sweep. By default all.
+        unsupported: what to do about operators that noise reaches and that have no rule:
+
+            - `"error"`: name all of them;
+            - `"linearize"`: moments to first order, by the operator's derivative at the mean;
+            - `"sample"`: a small sample of that operator alone, at fixed points.
+
+            `bnn.summary()` says where it was done. Operators that draw random numbers, or whose output's
+            shape depends on data, are errors all the same.
 
     Returns:
         A module called like the model, with `Moments` in place of every output tensor.
@@ -76,6 +87,8 @@ def convert(
     """
     if fidelity not in FIDELITIES:
         raise ValueError(f"fidelity must be one of {', '.join(FIDELITIES)}, not {fidelity!r}")
+    if unsupported not in UNSUPPORTED:
+        raise ValueError(f"unsupported must be one of {', '.join(UNSUPPORTED)}, not {unsupported!r}")
     selection = Selection.parse(outputs)
     if outputs is not None and fidelity not in ("auto", "accurate"):
         raise ValueError(
@@ -84,12 +97,13 @@ def convert(
     args, kwargs = split_inputs(example_inputs)
     leaves = pytree.tree_leaves((args, kwargs), is_leaf=is_moments)
     uncertain = tuple(is_moments(v) for v in leaves)
-    return BayesianNetwork(model, trace(model, example_inputs), fidelity, selection, uncertain)
+    traced = trace(model, example_inputs)
+    return BayesianNetwork(model, traced, fidelity, selection, uncertain, unsupported)
 
 
-def cover(traced: Trace, fidelity: str, uncertain: Sequence[bool]) -> Trace:
-    """The trace with operators that have no rule decomposed; raises if any remains."""
-
+def cover(traced: Trace, fidelity: str, uncertain: Sequence[bool], unsupported: str = "error") -> Trace:
+    """The trace with operators that have no rule decomposed, else marked; raises if any remains."""
+    traced = expand_recurrent(traced, uncertain)
     coverage = analyze(traced.graph, fidelity, _random_inputs(traced, uncertain))
     if not coverage.sources and not any(uncertain):
         raise NoDropoutError(
@@ -101,6 +115,9 @@ def cover(traced: Trace, fidelity: str, uncertain: Sequence[bool]) -> Trace:
         copied = analyze(copy.graph, fidelity, _random_inputs(copy, uncertain))
         decompose(copy.graph, list(copied.missing), fidelity)
         missing = analyze(copy.graph, fidelity, _random_inputs(copy, uncertain))
+        if missing.missing and unsupported != "error":
+            mark(list(missing.missing), unsupported)
+            missing = analyze(copy.graph, fidelity, _random_inputs(copy, uncertain))
         if missing.missing:
             raise MissingRuleError(missing.places)
         return copy
@@ -126,10 +143,12 @@ class BayesianNetwork(nn.Module):
         fidelity: str,
         selection: Selection,
         uncertain: tuple[bool, ...],
+        unsupported: str = "error",
     ) -> None:
         super().__init__()
         self._trace = traced
         self._selection = selection
+        self._unsupported = unsupported
         self._checked: set[tuple[bool, ...]] = set()
         self._fidelity = "fast" if fidelity == "auto" else fidelity
         _share_state(self, model, traced)
@@ -164,21 +183,23 @@ class BayesianNetwork(nn.Module):
         """Uncertain inputs reach operators before the first dropout too: those need rules as well."""
         if uncertain in self._checked or (self._checked and not any(uncertain)):
             return
-        covered = cover(self._graph, self._fidelity, uncertain)
+        covered = cover(self._graph, self._fidelity, uncertain, self._unsupported)
         # a program for several patterns of uncertain inputs takes as random what is so in any of them
         union = tuple(map(any, zip(uncertain, *self._checked, strict=True)))
-        if covered is not self._graph or not self._checked or self._fidelity == "accurate":
+        once = self._fidelity != "accurate" and self._unsupported == "error"  # one program serves them all
+        if covered is not self._graph or not self._checked or not once:
             self._program = self._build(covered, union)
         self._graph = covered
         self._checked.add(uncertain)
         self._checked.add(union)
 
     def _build(self, graph: Trace, uncertain: tuple[bool, ...]) -> nn.Module:
+        random = analyze(graph.graph, self._fidelity, _random_inputs(graph, uncertain)).random
+        attach(graph.graph, random, self._fidelity == "accurate")
         if self._fidelity != "accurate":
             return propagate(graph, self._fidelity)
         if graph is not self._graph or not self._layouts:
             self._layouts = layouts(graph, self._state())
-        random = analyze(graph.graph, "accurate", _random_inputs(graph, uncertain)).random
         return TwoSweeps(graph, random, self._layouts, self._selection)
 
     def _upgrade(self, uncertain: tuple[bool, ...]) -> None:
@@ -227,14 +248,18 @@ def _moved(tensor: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
     return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
 
 
+_EMPTY = nn.Module()
+
+
 def _share_state(target: nn.Module, model: nn.Module, traced: Trace) -> None:
     """Register the model's own tensors, and the trace's constants, under their names."""
 
     def owner(name: str) -> tuple[nn.Module, str]:
         *path, last = name.split(".")
         module = target
-        for part in path or [last]:
-            if hasattr(module, part) and part not in module._modules | module._buffers | module._parameters:
+        for depth, part in enumerate(path or [last]):
+            taken = hasattr(module if depth == 0 else _EMPTY, part)
+            if taken and part not in module._modules | module._buffers | module._parameters:
                 raise MomentpropError(
                     f"the model has a part called {part!r}, a name the converted network uses; rename it"
                 )

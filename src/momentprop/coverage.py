@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._ops import HigherOrderOperator, OpOverload
 
 from momentprop.errors import Place
 from momentprop.registry import RULES, Rule, bind
 from momentprop.trace import place_of
+
+FALLBACK, RULE = "fallback", "rule"  # what a node's meta says: fallback.py
 
 
 @dataclass
@@ -35,19 +37,39 @@ def analyze(graph: fx.Graph, fidelity: str, random_inputs: Iterable[fx.Node] = (
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        rule = RULES.find(node.target, fidelity)
+        rule = None if FALLBACK in node.meta else RULES.find(node.target, fidelity)
         creates = creates_noise(node)
         if creates:
             coverage.sources.append(node)
         inputs = coverage.random.intersection(node.all_input_nodes)
         if not (creates or inputs):
             continue
-        if rule is None or not rule.ignores_values:
+        if not _is_known(node, rule):
             coverage.random.add(node)
+        if FALLBACK in node.meta:
+            continue
         reason = _reason(node, rule, creates, coverage.random, fidelity)
         if reason is not None:
             coverage.missing[node] = reason
     return coverage
+
+
+def rule_of(node: fx.Node, fidelity: str) -> Rule | None:
+    """The rule of a node's operator, or one that was made for this node alone."""
+    return node.meta.get(RULE) or RULES.find(node.target, fidelity)
+
+
+def _is_known(node: fx.Node, rule: Rule | None) -> bool:
+    """Whether a value is deterministic although its inputs are not: its shape, or an index."""
+    if node.target is operator.getitem or FALLBACK in node.meta:
+        value = node.meta.get("val")
+        leaves = value if isinstance(value, (list, tuple)) else [value]
+        return value is not None and not any(isinstance(v, Tensor) and _is_number(v) for v in leaves)
+    return rule is not None and rule.ignores_values
+
+
+def _is_number(value: Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
 
 
 def creates_noise(node: fx.Node) -> bool:

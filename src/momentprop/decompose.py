@@ -16,15 +16,20 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from momentprop.attention import ATTENTION, spell_out_attention
 from momentprop.coverage import analyze, creates_noise
 
 _VALUES = (Tensor, torch.SymInt)
+DECOMPOSED = "decomposed_from"  # what a node's meta says about where it comes from
 _DEPTH = 8  # decompositions within decompositions
 
 
 def decompose(graph: fx.Graph, nodes: list[fx.Node], fidelity: str) -> None:
     """Replace each node by its decomposition where that is covered by rules; leave the others alone."""
     for node in nodes:
+        if node.target is ATTENTION:
+            spell_out_attention(graph, node)
+            continue
         expansion = _expand(node, fidelity, _DEPTH)
         if expansion is not None:
             _inline(graph, node, expansion)
@@ -82,10 +87,12 @@ def _inline(graph: fx.Graph, node: fx.Node, expansion: fx.Graph) -> None:
     output: Any
     with graph.inserting_before(node):
         output = graph.graph_copy(expansion, mapping)
-    for copied in mapping.values():
+    for inner, copied in mapping.items():
         for key in ("nn_module_stack", "stack_trace"):
             if key in node.meta:
                 copied.meta.setdefault(key, node.meta[key])
+        if inner.op == "call_function":
+            copied.meta[DECOMPOSED] = str(node.target)
     if isinstance(output, fx.Node):
         node.replace_all_uses_with(output)
     else:

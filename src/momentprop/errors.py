@@ -38,6 +38,10 @@ class FidelityNote(UserWarning):
     """`fidelity="auto"` says that it does not use the accurate tier, and why."""
 
 
+class TraceNote(UserWarning):
+    """Tracing says what of the model in training mode it left out, or could not tell from dropout."""
+
+
 class MissingExtraError(MomentpropError, ImportError):
     """An optional dependency is not installed."""
 
@@ -70,7 +74,8 @@ class MissingRuleError(MomentpropError):
             "Register a rule for each, for example\n"
             f"  @mp.rule(torch.ops.{overloads[0]})\n"
             "  def my_rule(x, ...):  # arguments as in the operator's schema; random ones are Moments\n"
-            "      return mp.Moments(mean, variance)"
+            "      return mp.Moments(mean, variance)\n"
+            'or let convert(..., unsupported="linearize") or "sample" stand in for the missing rules.'
             if overloads
             else "Blocks such as torch.cond or autocast must stand before the first dropout."
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from momentprop.registry import RULES
+from momentprop.coverage import rule_of
 from momentprop.trace import Trace
 
 
@@ -17,6 +17,6 @@ def propagate(trace: Trace, fidelity: str) -> fx.GraphModule:
     """
     graph = trace.copy_graph()
     for node in graph.nodes:
-        if (rule := RULES.find(node.target, fidelity)) is not None:
+        if (rule := rule_of(node, fidelity)) is not None:
             node.target = rule
     return fx.GraphModule(trace.root, graph, "Program")

@@ -103,7 +103,8 @@ class Sketch:
         moved = [on_means(j) for j in range(_DEVIATIONS)]
         if isinstance(out, Moments):
             return torch.stack([m - out.mean for m in moved])
-        return [torch.stack([m[i] - o.mean for m in moved]) for i, o in enumerate(out)]
+        parts = [o.mean if isinstance(o, Moments) else None for o in out]  # None: an index
+        return [None if p is None else torch.stack([m[i] - p for m in moved]) for i, p in enumerate(parts)]
 
     def _corrected(self, name: str, out: Moments) -> Moments:
         found = self.deviations[name]

@@ -1,0 +1,180 @@
+"""An operator at its place in the graph, as a function of the values that come in; and its derivatives.
+
+Derivatives are traced once, on the shapes of the graph (make_fx), and what is left are plain operators:
+nothing is differentiated at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from momentprop.moments import is_moments
+
+_VALUES = (Tensor, torch.SymInt)
+Program = Callable[..., Sequence[Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """`values` are the tensors and sizes among the arguments, in order, with repetitions."""
+
+    op: OpOverload
+    template: tuple[Any, ...]  # the flat arguments
+    spec: pytree.TreeSpec
+    positions: tuple[int, ...]  # of the values among them
+    examples: tuple[Any, ...]  # of the values: fake
+    nodes: tuple[fx.Node, ...]  # that give the values
+    inputs: tuple[tuple[int, ...], ...]  # of every random input, where it stands among the values
+    results: tuple[bool, ...]  # of every result, whether it holds real numbers
+    is_list: bool
+
+    @staticmethod
+    def of(node: fx.Node, random: set[fx.Node]) -> Site:
+        """Raises ValueError with a reason, where an operator cannot be taken by itself."""
+        assert isinstance(node.target, OpOverload)
+        flat, spec = pytree.tree_flatten(fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val")))
+        nodes = [n for n in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(n, fx.Node)]
+        positions = [i for i, v in enumerate(flat) if isinstance(v, _VALUES)]
+        if len(positions) != len(nodes):
+            raise ValueError("its arguments are not plain tensors")
+        uncertain = [n for n in dict.fromkeys(nodes) if n in random and is_real(n.meta["val"])]
+        inputs = [tuple(i for i, other in enumerate(nodes) if other is n) for n in uncertain]
+        value = node.meta["val"]
+        results = list(value) if isinstance(value, (list, tuple)) else [value]
+        if any(isinstance(v, Tensor) and v.is_complex() for v in [*results, *flat]):
+            raise ValueError("it computes with complex numbers")
+        return Site(
+            node.target,
+            tuple(flat),
+            spec,
+            tuple(positions),
+            tuple(flat[i] for i in positions),
+            tuple(nodes),
+            tuple(inputs),
+            tuple(is_real(v) for v in results),
+            isinstance(value, (list, tuple)),
+        )
+
+    @property
+    def shapes(self) -> list[Any]:
+        """Of the random inputs."""
+        return [self.examples[places[0]].shape for places in self.inputs]
+
+    def values(self, args: Any, kwargs: Any) -> list[Any]:
+        """Of a call."""
+        leaves = pytree.tree_leaves((args, kwargs), is_leaf=is_moments)
+        return [leaves[i] for i in self.positions]
+
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """All results of the operator."""
+        flat = list(self.template)
+        for i, value in zip(self.positions, values, strict=True):
+            flat[i] = value
+        args, kwargs = pytree.tree_unflatten(flat, self.spec)
+        out = self.op(*args, **kwargs)
+        return list(out) if self.is_list else [out]
+
+    def at(self, values: Sequence[Any], x: Sequence[Tensor]) -> list[Any]:
+        """The values with these in place of the random inputs."""
+        filled = list(values)
+        for places, value in zip(self.inputs, x, strict=True):
+            for i in places:
+                filled[i] = value
+        return filled
+
+    def shifted(self, values: Sequence[Any], deviations: Sequence[Tensor]) -> list[Any]:
+        """The values with deviations added to the random inputs."""
+        return self.at(values, [x + d for x, d in zip(self._random(values), deviations, strict=True)])
+
+    def real(self, results: Sequence[Any]) -> list[Any]:
+        """Of all results, those that are real numbers."""
+        return [v for v, real in zip(results, self.results, strict=True) if real]
+
+    def gains(self) -> Program:
+        """For an operator that works element by element: (*values) -> its derivative by every random input.
+
+        Inputs are broadcast first, so a derivative has the shape of the output.
+        """
+
+        def gains(*values: Any) -> Sequence[Tensor]:
+            tensors = [v for v in values if isinstance(v, Tensor)]
+            wide = iter(torch.broadcast_tensors(*tensors))
+            expanded = [next(wide) if isinstance(v, Tensor) else v for v in values]
+            out, pull = self._vjp(expanded)
+            return pull([torch.ones_like(o) for o in out])
+
+        return self._traced(gains, [])
+
+    def pull(self) -> Program:
+        """(*cotangents of the real results, *values) -> the transposed map's, one for every random input."""
+
+        def pull(*given: Any) -> Sequence[Tensor]:
+            count = sum(self.results)
+            return self._vjp(given[count:])[1](list(given[:count]))
+
+        return self._traced(pull, self.real(self._fake_results()))
+
+    def push(self) -> Program | None:
+        """(*deviations of the random inputs, *values) -> the linear map's, of the real results.
+
+        None where PyTorch knows neither the forward derivative nor how to transpose the backward one.
+        """
+        count = len(self.inputs)
+
+        def forward(*given: Any) -> Sequence[Tensor]:
+            x = self._random(given[count:])
+            function = self._function(given[count:])
+            return torch.func.jvp(function, tuple(x), tuple(given[:count]))[1]  # type: ignore[misc]
+
+        def transposed(*given: Any) -> Sequence[Tensor]:
+            out, pull = self._vjp(given[count:])
+            zeros = [torch.zeros_like(o) for o in out]
+            _, back = torch.func.vjp(lambda c: tuple(pull(c)), zeros)  # type: ignore[misc]
+            return back(tuple(given[:count]))[0]
+
+        examples = self._random(self.examples)
+        for program in (forward, transposed):
+            try:
+                return self._traced(program, examples)
+            except Exception:
+                continue
+        return None
+
+    def _random(self, values: Sequence[Any]) -> list[Tensor]:
+        return [values[places[0]] for places in self.inputs]
+
+    def _function(self, values: Sequence[Any]) -> Callable[..., tuple[Tensor, ...]]:
+        return lambda *x: tuple(self.real(self.run(self.at(values, x))))
+
+    def _vjp(self, values: Sequence[Any]) -> tuple[Sequence[Tensor], Callable[[Any], Sequence[Tensor]]]:
+        out, pull = torch.func.vjp(self._function(values), *self._random(values))  # type: ignore[misc]
+        return out, lambda cotangents: pull(tuple(cotangents))
+
+    def _fake_results(self) -> list[Any]:
+        with self._mode():
+            return self.run(self.examples)
+
+    def _mode(self) -> Any:
+        return next(v.fake_mode for v in self.examples if isinstance(v, FakeTensor))
+
+    def _traced(self, function: Program, first: Sequence[Tensor]) -> Program:
+        with self._mode():
+            # tensors of their own: the same one twice would be one input of the program
+            own = [torch.empty_like(v) if isinstance(v, Tensor) else v for v in [*first, *self.examples]]
+            program = make_fx(function)(*own)
+        program.graph.eliminate_dead_code()
+        program.recompile()
+        return program
+
+
+def is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
