@@ -40,3 +40,8 @@ def _mode(node: fx.Node) -> Any:
             if isinstance(value, FakeTensor):
                 return value.fake_mode
     return None
+
+
+def remove_unused(graph: fx.Graph) -> None:
+    """Remove what no output depends on, also where it draws random numbers; the graph is functional."""
+    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
-from momentprop.trace import DROPOUTS, Trace
+from momentprop.idle import run
+from momentprop.trace import Trace
 
 _CHANGED = 1  # not the middle one: a flipped batch must not look like one that is not
 _TRIES = 2  # an activation may hide a change, not every time
@@ -62,19 +63,23 @@ class Layout:
 def layouts(trace: Trace, state: list[Tensor]) -> dict[str, Layout]:
     """The layout of every value, by name, that depends on the inputs and in which samples do not mix."""
     batch = _batch_size(trace)
+    found = {}
+    inputs = [_inputs(trace, state, batch, seed) for seed in range(_TRIES + 1)]
+    own = {*trace.input_nodes}
     try:
-        before = _run(trace, state, batch, 0)
-        tries = [_run(trace, state, batch, seed) for seed in range(1, _TRIES + 1)]
+        for node, values in run(trace.graph, trace.root, inputs, centred=False):
+            first, *tries = [v[0] if isinstance(v, (list, tuple)) and len(v) else v for v in values]
+            inner = node.op == "call_function" or node in own
+            if not inner or not isinstance(first, Tensor):
+                continue
+            touched = torch.zeros_like(first, dtype=torch.bool)
+            for after in tries:
+                touched |= (after != first) & ~(after.isnan() & first.isnan())
+            layout = _layout(touched, batch)
+            if layout is not None:
+                found[node.name] = layout
     except Exception:  # the model cannot run on such a batch: nothing is known about any value
         return {}
-    found = {}
-    for name, value in before.items():
-        touched = torch.zeros_like(value, dtype=torch.bool)
-        for after in tries:
-            touched |= (after[name] != value) & ~(after[name].isnan() & value.isnan())
-        layout = _layout(touched, batch)
-        if layout is not None:
-            found[name] = layout
     return found
 
 
@@ -113,10 +118,8 @@ def _batch_size(trace: Trace) -> int:
     return next((p for p in primes if all(s % p for s in sizes)), primes[-1])
 
 
-def _run(trace: Trace, state: list[Tensor], batch: int, seed: int) -> dict[str, Tensor]:
-    """All values of the graph on a small batch; a seed other than 0 changes one sample of it."""
-    env: dict[fx.Node, Any] = {}
-    placeholders = [n for n in trace.graph.nodes if n.op == "placeholder"]
+def _inputs(trace: Trace, state: list[Tensor], batch: int, seed: int) -> list[Any]:
+    """State and a small batch; a seed other than 0 changes one sample of it."""
     signature = trace.signature
     generator = torch.Generator().manual_seed(0)
     inputs = [
@@ -129,18 +132,7 @@ def _run(trace: Trace, state: list[Tensor], batch: int, seed: int) -> dict[str, 
             if batched:
                 value[_CHANGED] = _probe(value[_CHANGED], generator, change=True)
     device = next((t.device for t in state), torch.device("cpu"))
-    for node, value in zip(placeholders, [*state, *inputs], strict=True):
-        env[node] = value.to(device) if isinstance(value, Tensor) else value
-    with torch.no_grad():
-        for node in trace.graph.nodes:
-            if node.op == "get_attr":
-                env[node] = getattr(trace.root, str(node.target))
-            elif node.op == "call_function":
-                args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
-                env[node] = args[0] if node.target in DROPOUTS else node.target(*args, **kwargs)
-    inner = [n for n in env if n.op == "call_function" or n in trace.input_nodes]
-    firsts = {n.name: v[0] if isinstance(v := env[n], (list, tuple)) and len(v) else v for n in inner}
-    return {name: value for name, value in firsts.items() if isinstance(value, Tensor)}
+    return [v.to(device) if isinstance(v, Tensor) else v for v in [*state, *inputs]]
 
 
 def _probe(example: Any, generator: torch.Generator, batch: int | None = None, change: bool = False) -> Any:

@@ -2,58 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import inspect
-import re
-import traceback
+import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.export import Dim, ExportedProgram
-from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from momentprop.errors import DropProbabilityError, InputError, Place, TraceError
-from momentprop.functionalize import functionalize
+from momentprop.agreement import Outputs, differing, evaluated
+from momentprop.errors import InputError, TraceError, TraceNote
+from momentprop.exporting import PREFIX, export
+from momentprop.idle import outputs_of
+from momentprop.layerdrop import BranchByChanceError
 from momentprop.moments import is_moments, mean_of
-from momentprop.structure import Signature, flatten_output, split_inputs
+from momentprop.nodes import remove_unused
+from momentprop.noise import DROPOUTS
+from momentprop.normalize import drop_unused_state, normalize, place_of
+from momentprop.structure import Signature, split_inputs
+
+__all__ = ["DROPOUTS", "HEADS", "Trace", "place_of", "trace"]
 
 aten = torch.ops.aten
 
-_TORCH = inspect.getfile(torch).removesuffix("__init__.py")
-
-DROPOUTS = (
-    aten.dropout.default,
-    aten.feature_dropout.default,
-    aten.alpha_dropout.default,
-    aten.feature_alpha_dropout.default,
-)
 HEADS = {  # outputs made of logits
     aten.softmax.int: "softmax",
     aten.log_softmax.int: "log_softmax",
     aten.sigmoid.default: "sigmoid",
 }
-
-# Layers of torch.nn whose dropout depends on their training flag. Its other layers stay in eval mode, as
-# does every layer that holds running statistics; layers written by users are armed, since any may call
-# F.dropout(x, p, self.training).
-_ARMED = (
-    nn.modules.dropout._DropoutNd,
-    nn.MultiheadAttention,
-    nn.RNNBase,
-    nn.Transformer,
-    nn.TransformerEncoder,
-    nn.TransformerDecoder,
-    nn.TransformerEncoderLayer,
-    nn.TransformerDecoderLayer,
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,59 +105,114 @@ def trace(model: nn.Module, inputs: Any) -> Trace:
 
 
 def _trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], signature: Signature) -> Trace:
-    """Trace; and once more without arming modules that, armed, write to buffers of their own.
-
-    Those are normalisation layers of the user's, keeping statistics while training. If nothing changes, or if
-    dropout is lost with it, the first trace stands.
-    """
+    """Trace with dropout armed, leaving in eval mode what would make more of training than dropout."""
 
     def attempt(disarm: frozenset[str]) -> tuple[Trace, frozenset[str]]:
-        program, out_spec = _export(model, args, kwargs, disarm)
-        graph, state, written = _normalize(program)
-        constants = {name.removeprefix(_PREFIX): value for name, value in program.constants.items()}
+        program, out_spec = export(model, args, kwargs, disarm)
+        graph, state, written = normalize(program, PREFIX)
+        constants = {name.removeprefix(PREFIX): value for name, value in program.constants.items()}
         return Trace(graph, program.graph_module, state, constants, signature, out_spec), written
 
-    def n_dropouts(made: Trace) -> int:
-        return sum(node.target in DROPOUTS for node in made.graph.nodes)
-
-    first, written = attempt(frozenset())
-    if not written:
-        return first
-    second, still_written = attempt(frozenset(name.rpartition(".")[0] for name in written))
-    return second if still_written < written and n_dropouts(second) == n_dropouts(first) else first
-
-
-def place_of(node: fx.Node, reason: str = "") -> Place:
-    """Operator, module path and source line of a node, for messages."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    frames = re.split(r'^\s*(?=File ")', str(node.meta.get("stack_trace") or ""), flags=re.MULTILINE)
-    frames = [" ".join(frame.split()) for frame in frames if frame.strip()]
-    own = [frame for frame in frames if _TORCH not in frame]  # the user's, where there is one
-    source = (own or frames or ["(no source line recorded)"])[-1]
-    module = stack[-1][0] if stack else ""
-    return Place(str(node.target), module.removeprefix("model").removeprefix("."), source, reason)
-
-
-@contextlib.contextmanager
-def armed(model: nn.Module, disarm: frozenset[str] = frozenset()) -> Iterator[None]:
-    """Dropout in training mode, everything that normalises in eval mode; restored afterwards."""
-    modes = {module: module.training for module in model.modules()}
+    reference = evaluated(model, args, kwargs)
+    disarm: frozenset[str] = frozenset()
     try:
-        for name, module in model.named_modules():
-            module.training = name not in disarm and _is_armed(module)
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
+        made, written = attempt(disarm)
+    except BranchByChanceError:
+        raise
+    except TraceError:
+        disarm = _disarmed(model, args, kwargs, reference)
+        if not disarm:
+            raise
+        made, written = attempt(disarm)
+    if written:  # statistics of normalisation layers of the user's
+        owners = disarm | {name.rpartition(".")[0] for name in written}
+        second, still_written = attempt(owners)
+        # where nothing changes, or if dropout is lost with it, the first trace stands
+        if still_written < written and _n_dropouts(second) == _n_dropouts(made):
+            made, disarm = second, owners
+    if reference is None:
+        return made
+    agreed = _agreed(made, model, args, kwargs, reference)
+    if agreed is None and (more := _disarmed(model, args, kwargs, reference)) - disarm:
+        made, _ = attempt(disarm | more)
+        agreed = _agreed(made, model, args, kwargs, reference)
+    return agreed or _unlike(made, model, args, kwargs, reference)
 
 
-def _is_armed(module: nn.Module) -> bool:
-    statistics = "running_mean" in module._buffers or "running_var" in module._buffers
-    if statistics or isinstance(module, nn.modules.batchnorm._NormBase):
-        return False
-    if type(module).__module__.startswith(("torch.nn.modules", "torch.nn.utils")):
-        return isinstance(module, _ARMED)
-    return True
+def _agreed(
+    made: Trace, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reference: Outputs
+) -> Trace | None:
+    """The trace, with the outputs of eval mode only, if those are among its own."""
+    outputs = _idle_outputs(made, model, args, kwargs)
+    if outputs is None or reference.agrees(outputs, made.out_spec):
+        return made
+    chosen = reference.found_in(outputs) if made.out_spec != reference.spec else None
+    if chosen is None:
+        return None
+    graph = made.copy_graph()
+    last = next(reversed(graph.nodes))
+    last.args = ([last.args[0][i] for i in chosen],)
+    remove_unused(graph)
+    names = [n.name for n in graph.nodes if n.op == "placeholder"]
+    state = drop_unused_state(graph, dict(zip(names, made.state, strict=False)))
+    return dataclasses.replace(made, graph=graph, state=state, out_spec=reference.spec)
+
+
+def _idle_outputs(made: Trace, model: nn.Module, args: Any, kwargs: Any) -> list[Any] | None:
+    """The outputs of the traced graph with its noise idle; None if it cannot run."""
+    state = [_lookup(model, name, made.constants) for name in made.state]
+    try:
+        return outputs_of(made.graph, made.root, [*state, *pytree.tree_leaves((args, kwargs))])
+    except Exception:
+        return None
+
+
+def _lookup(model: nn.Module, name: str, constants: dict[str, Tensor]) -> Any:
+    return constants[name] if name in constants else functools.reduce(getattr, name.split("."), model)
+
+
+def _disarmed(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reference: Outputs | None
+) -> frozenset[str]:
+    """Names of modules that training changes beyond dropout."""
+    found = {} if reference is None else differing(model, args, kwargs, reference)
+    losing = [f"{kind.__name__} ({count})" for kind, count in found.items() if count]
+    if losing:
+        note = (
+            f"{', '.join(losing)}: in training mode the outputs change beyond dropout, so it was traced in "
+            "eval mode, and the dropout it calls itself (so many times) is left out. Use nn.Dropout modules "
+            "there, or switch off what else training changes"
+        )
+        warnings.warn(note, TraceNote, stacklevel=6)
+    return frozenset(name for name, module in model.named_modules() if type(module) in found)
+
+
+def _unlike(
+    made: Trace, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reference: Outputs
+) -> Trace:
+    """Say that the traced network is not the model of eval mode."""
+    outputs = _idle_outputs(made, model, args, kwargs) or []
+    name = type(model).__name__
+    if not reference.same_shapes(outputs, made.out_spec):
+        raise TraceError(
+            f"{name} could not be traced: with dropout on, it returns {_shapes(outputs)}, and in eval mode "
+            f"{_shapes(reference.leaves)}. Switch off what else training changes, such as auxiliary outputs "
+            "or losses"
+        )
+    note = (
+        f"{name} with its noise at its mean returns other values than in eval mode: something that depends "
+        "on the training flag is neither dropout nor noise around what eval mode computes"
+    )
+    warnings.warn(note, TraceNote, stacklevel=5)
+    return made
+
+
+def _shapes(leaves: list[Any]) -> str:
+    return "[" + ", ".join(str(list(v.shape)) if isinstance(v, Tensor) else repr(v) for v in leaves) + "]"
+
+
+def _n_dropouts(made: Trace) -> int:
+    return sum(node.target in DROPOUTS for node in made.graph.nodes)
 
 
 def _two_or_more(leaves: list[Any]) -> list[Any]:
@@ -185,132 +220,13 @@ def _two_or_more(leaves: list[Any]) -> list[Any]:
     size = next((v.shape[0] for v in leaves if isinstance(v, Tensor) and v.dim()), 2)
     if size >= 2:
         return leaves
-    return [
-        v.new_zeros(2, *v.shape[1:]) if isinstance(v, Tensor) and v.dim() and v.shape[0] == size else v
-        for v in leaves
-    ]
 
+    def two(v: Any) -> Any:
+        if not isinstance(v, Tensor) or not v.dim() or v.shape[0] != size:
+            return v
+        return torch.cat([v, v]) if size else v.new_zeros(2, *v.shape[1:])
 
-class _Call(nn.Module):
-    """The model as a module of two arguments (args, kwargs) that returns flat outputs."""
-
-    def __init__(self, model: nn.Module, keep_spec: Callable[[pytree.TreeSpec], None]) -> None:
-        super().__init__()
-        self.model, self.keep_spec = model, keep_spec
-
-    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        leaves, spec = flatten_output(self.model(*args, **kwargs))
-        self.keep_spec(spec)
-        return leaves
-
-
-_PREFIX = "model."  # what wrapping puts before every name
-
-
-def _export(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], disarm: frozenset[str]
-) -> tuple[ExportedProgram, pytree.TreeSpec]:
-    leaves = pytree.tree_leaves((args, kwargs))
-    batch = next(v.shape[0] for v in leaves if isinstance(v, Tensor) and v.dim())
-
-    def dynamic(leaf: Any) -> Any:
-        return {0: Dim.AUTO} if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == batch else None
-
-    specs: list[pytree.TreeSpec] = []
-    call = _Call(model, specs.append)
-    try:
-        with warnings.catch_warnings(), armed(model, disarm), torch.random.fork_rng(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            program = torch.export.export(
-                call, (args, kwargs), dynamic_shapes=pytree.tree_map(dynamic, (args, kwargs)), strict=False
-            )
-    except Exception as error:
-        raise TraceError(_explain(model, error)) from error
-    return program, specs[-1]
-
-
-def _explain(model: nn.Module, error: Exception) -> str:
-    """What torch.export said, and the place in the user's code it happened at."""
-    frames = [
-        f"\n  File {frame.filename!r}, line {frame.lineno}: {frame.line}"
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(_TORCH) and frame.filename != __file__
-    ]
-    text = str(error).strip()
-    if "data-dependent" in text or "data dependent" in text:
-        advice = "Control flow on tensor values cannot be traced: use torch.where."
-    else:
-        advice = "Check that the model runs on the example inputs, and that torch.export accepts it."
-    first = text.splitlines()[0] if text else type(error).__name__
-    return f"{type(model).__name__} could not be traced: {first}{''.join(frames[-1:])}\n{advice}"
-
-
-def _normalize(program: ExportedProgram) -> tuple[fx.Graph, tuple[str, ...], frozenset[str]]:
-    """The functional graph without assertions, idle dropouts and unused state; names of state and of what
-    of it the model writes to."""
-    graph = program.graph_module.graph
-    for node in list(graph.nodes):
-        if _is_assertion(node.target):
-            graph.erase_node(node)
-        else:
-            _spell_out(node)
-    written = {node.name for node in functionalize(graph)}
-    for node in list(graph.nodes):
-        if node.target in DROPOUTS:
-            _check_dropout(graph, node)
-    graph.eliminate_dead_code()
-    kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
-    specs = program.graph_signature.input_specs
-    targets = {s.arg.name: str(s.target).removeprefix(_PREFIX) for s in specs if s.kind in kinds}
-    state = []
-    for node in list(graph.nodes):
-        if node.op == "placeholder" and node.name in targets:
-            if node.users:
-                state.append(targets[node.name])
-            else:
-                graph.erase_node(node)
-    graph.lint()
-    return graph, tuple(state), frozenset(targets[name] for name in written if name in targets)
-
-
-_RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
-
-
-def _spell_out(node: fx.Node) -> None:
-    """Arguments the schema allows by position are passed so: rules need to look in one place only."""
-    if not isinstance(node.target, OpOverload):
-        return
-    if node.target in _RESHAPES:
-        # the idiom x.view(x.size(0), -1) fails for an empty batch: say what -1 stands for, where it is known
-        known = node.meta["val"].shape
-        size = [
-            known[d] if isinstance(s, int) and s == -1 and isinstance(known[d], int) else s
-            for d, s in enumerate(node.args[1])  # type: ignore[arg-type]
-        ]
-        node.args = (node.args[0], size, *node.args[2:])
-    args, kwargs = list(node.args), dict(node.kwargs)
-    for argument in node.target._schema.arguments[len(args) :]:
-        if argument.kwarg_only or not kwargs:
-            break
-        args.append(kwargs.pop(argument.name, argument.default_value))
-    node.args, node.kwargs = tuple(args), kwargs
-
-
-def _check_dropout(graph: fx.Graph, node: fx.Node) -> None:
-    source, probability, train = node.args
-    if not train or probability == 0:
-        node.replace_all_uses_with(source)  # type: ignore[arg-type]
-        graph.erase_node(node)
-    elif not 0 < probability < 1:  # type: ignore[operator]
-        raise DropProbabilityError(
-            f"dropout with p = {probability} leaves nothing to propagate; use 0 <= p < 1\n  {place_of(node)}"
-        )
-
-
-def _is_assertion(target: Any) -> bool:
-    return isinstance(target, OpOverload) and target._schema.name.startswith(
-        ("aten::_assert", "aten::sym_constrain")
-    )
+    return [two(v) for v in leaves]
 
 
 def _tensor_inputs(node: fx.Node) -> bool:

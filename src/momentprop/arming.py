@@ -1,0 +1,46 @@
+"""Which modules are in training mode while a model is traced: those that may drop, and no others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from torch import nn
+
+# Layers of torch.nn whose dropout depends on their training flag. Its other layers stay in eval mode, as
+# does every layer that holds running statistics; layers written by users are armed, since any may call
+# F.dropout(x, p, self.training).
+_ARMED = (
+    nn.modules.dropout._DropoutNd,
+    nn.MultiheadAttention,
+    nn.RNNBase,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+)
+
+
+@contextlib.contextmanager
+def armed(model: nn.Module, disarm: frozenset[str] = frozenset()) -> Iterator[None]:
+    """Dropout in training mode, everything that normalises in eval mode; restored afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        for name, module in model.named_modules():
+            module.training = name not in disarm and is_armed(module)
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def is_armed(module: nn.Module) -> bool:
+    statistics = "running_mean" in module._buffers or "running_var" in module._buffers
+    if statistics or isinstance(module, nn.modules.batchnorm._NormBase):
+        return False
+    return isinstance(module, _ARMED) if is_torchs_own(type(module)) else True
+
+
+def is_torchs_own(kind: type) -> bool:
+    return kind.__module__.startswith(("torch.nn.modules", "torch.nn.utils"))

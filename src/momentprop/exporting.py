@@ -1,0 +1,81 @@
+"""nn.Module + example inputs -> an exported program, dropout armed and the batch dynamic; or an error."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.utils import _pytree as pytree
+
+from momentprop.arming import armed
+from momentprop.errors import TraceError
+from momentprop.layerdrop import BranchByChanceError, chances_decided
+from momentprop.structure import flatten_output
+
+_TORCH = inspect.getfile(torch).removesuffix("__init__.py")
+PREFIX = "model."  # what wrapping puts before every name
+
+
+class _Call(nn.Module):
+    """The model as a module of two arguments (args, kwargs) that returns flat outputs."""
+
+    def __init__(self, model: nn.Module, keep_spec: Callable[[pytree.TreeSpec], None]) -> None:
+        super().__init__()
+        self.model, self.keep_spec = model, keep_spec
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        leaves, spec = flatten_output(self.model(*args, **kwargs))
+        self.keep_spec(spec)
+        return leaves
+
+
+def export(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], disarm: frozenset[str]
+) -> tuple[ExportedProgram, pytree.TreeSpec]:
+    leaves = pytree.tree_leaves((args, kwargs))
+    batch = next(v.shape[0] for v in leaves if isinstance(v, Tensor) and v.dim())
+
+    def dynamic(leaf: Any) -> Any:
+        return {0: Dim.AUTO} if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == batch else None
+
+    specs: list[pytree.TreeSpec] = []
+    call = _Call(model, specs.append)
+    try:
+        with (
+            warnings.catch_warnings(),
+            armed(model, disarm),
+            chances_decided(model),
+            torch.random.fork_rng(),
+            torch.no_grad(),
+        ):
+            warnings.simplefilter("ignore")
+            program = torch.export.export(
+                call, (args, kwargs), dynamic_shapes=pytree.tree_map(dynamic, (args, kwargs)), strict=False
+            )
+    except BranchByChanceError:
+        raise
+    except Exception as error:
+        raise TraceError(_explain(model, error)) from error
+    return program, specs[-1]
+
+
+def _explain(model: nn.Module, error: Exception) -> str:
+    """What torch.export said, and the place in the user's code it happened at."""
+    frames = [
+        f"\n  File {frame.filename!r}, line {frame.lineno}: {frame.line}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_TORCH) and frame.filename != __file__
+    ]
+    text = str(error).strip()
+    if "data-dependent" in text or "data dependent" in text:
+        advice = "Control flow on tensor values cannot be traced: use torch.where."
+    else:
+        advice = "Check that the model runs on the example inputs, and that torch.export accepts it."
+    first = text.splitlines()[0] if text else type(error).__name__
+    return f"{type(model).__name__} could not be traced: {first}{''.join(frames[-1:])}\n{advice}"
