@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from momentprop.coverage import creates_noise
 from momentprop.draws import DRAWS, standard_normal
 from momentprop.moments import Moments
+from momentprop.recurrent import expand_recurrent
 from momentprop.trace import Trace
 
 
@@ -27,6 +28,7 @@ class Sampler:
     """Draws samples of a traced network's random outputs."""
 
     def __init__(self, trace: Trace, uncertain: Sequence[bool], compile: bool = False) -> None:
+        trace = expand_recurrent(trace, uncertain)
         graph = trace.graph
         self.inputs = [n for n, u in zip(trace.input_nodes, uncertain, strict=True) if u]
         self.noise = [n for n in graph.nodes if n.target in DRAWS and creates_noise(n)]
