@@ -41,6 +41,23 @@ def test_ops_json_lists_every_rule() -> None:
     assert {row["tier"] for row in rows if row["operator"] == "aten.softmax.int"} >= {"all", "paper"}
 
 
+def test_ops_lists_the_operators_with_a_given_part_in_their_name() -> None:
+    result = runner.invoke(app, ["ops", "ReLU", "--json"])
+    names = [row["operator"] for row in json.loads(result.stdout)]
+    assert "aten.relu.default" in names
+    assert names == [str(rule.op) for rule in RULES if "relu" in str(rule.op)]
+    table = runner.invoke(app, ["ops", "relu"]).stdout
+    assert all(name in table for name in names)
+    assert "aten.linear.default" not in table
+
+
+def test_ops_says_that_there_is_no_such_operator() -> None:
+    result = runner.invoke(app, ["ops", "no_such_operator"])
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "no rule for an operator with 'no_such_operator'" in result.stderr
+
+
 def test_demo_writes_figures_and_results(tmp_path: Path) -> None:
     out = tmp_path / "new" / "demo"
     result = runner.invoke(app, ["demo", "--quick", "--out", str(out), "--seed", "1"])

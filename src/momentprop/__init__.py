@@ -14,11 +14,13 @@ from momentprop.errors import (
     RuleError,
     TraceError,
 )
+from momentprop.insertion import with_dropout
 from momentprop.moments import Moments
 from momentprop.montecarlo import SampledMoments, monte_carlo
 from momentprop.predictive import ClassPredictive, classify
 from momentprop.registry import rule
 from momentprop.regression import RegressionPredictive, fit_noise, regress
+from momentprop.rules.activation import activation
 from momentprop.version import __version__
 
 __all__ = [
@@ -39,10 +41,12 @@ __all__ = [
     "SampledMoments",
     "TraceError",
     "__version__",
+    "activation",
     "classify",
     "convert",
     "fit_noise",
     "monte_carlo",
     "regress",
     "rule",
+    "with_dropout",
 ]

@@ -25,12 +25,14 @@ from momentprop.errors import (
 )
 from momentprop.fallback import UNSUPPORTED, attach, mark
 from momentprop.moments import as_moments, is_moments, plain
+from momentprop.patterns import recognise
 from momentprop.propagate import propagate
 from momentprop.recurrent import expand_recurrent
 from momentprop.rewrite import rewrite
 from momentprop.samples import Layout, layouts
 from momentprop.selection import Selection
 from momentprop.structure import rebuild_output, split_inputs
+from momentprop.summary import Summary, summarize
 from momentprop.trace import Trace, trace
 
 FIDELITIES = ("auto", "paper", "fast", "accurate")
@@ -152,7 +154,9 @@ class BayesianNetwork(nn.Module):
         self._checked: set[tuple[bool, ...]] = set()
         self._fidelity = "fast" if fidelity == "auto" else fidelity
         _share_state(self, model, traced)
-        self._graph = traced if fidelity == "paper" else rewrite(traced)
+        self._graph = recognise(traced)
+        if fidelity != "paper":
+            self._graph = rewrite(self._graph)
         self._layouts: dict[str, Layout] = {}
         self._program: nn.Module
         self._check_uncertain(uncertain)
@@ -164,6 +168,14 @@ class BayesianNetwork(nn.Module):
     def fidelity(self) -> str:
         """The tier of rules in use."""
         return self._fidelity
+
+    def summary(self, random_only: bool = True) -> Summary:
+        """A table of the operators that noise reaches, or of all: rule in use, exactness, shape, place."""
+        union = tuple(map(any, zip(*self._checked, strict=True)))
+        random = analyze(self._graph.graph, self._fidelity, _random_inputs(self._graph, union)).random
+        calls = self._program.calls if isinstance(self._program, TwoSweeps) else []
+        used = {call.name: call.target for call in calls}
+        return summarize(self._graph.graph, random, self._fidelity, used, random_only)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         leaves = self._trace.signature.flatten(args, kwargs)

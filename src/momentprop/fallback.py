@@ -4,7 +4,8 @@
 the deviations. J comes from PyTorch's own derivatives, traced at conversion (site.py). Where f works element
 by element, J is a diagonal. Elsewhere the variance is a sum of squares (J d)^2 over deviations d: one for
 each element of a sample if it has up to 64, which is exact; otherwise one for each of 61 groups of
-elements, with a fixed sign for every element, which estimates it without bias.
+elements, with a fixed sign for every element, which estimates it without bias. Where PyTorch has no
+derivative to multiply deviations with, J d is half the difference of f at E + d and E - d.
 
 `unsupported="sample"`: f at 32 fixed points and their mirror images, N(E, V) element by element; mean and
 variance are those of the results. Points outside the domain of f, where it is not finite, are left out. For
@@ -252,7 +253,8 @@ class Linearized(General):
     def exactness(self) -> str:  # type: ignore[override]
         n = groups(self.columns)
         exact = n == sum([c.count for c in self.columns])
-        return "first order" if exact else f"first order, variance from {n} deviations"
+        estimated = "" if exact else f", variance from {n} deviations"
+        return f"first order{estimated}{', by slopes over one std' * (self.push is None)}"
 
     def moments(self, means: list[Any], variances: list[Tensor]) -> list[Any]:
         total: list[Any] = [0.0] * sum(self.site.results)

@@ -109,19 +109,16 @@ class Site:
             tensors = [v for v in values if isinstance(v, Tensor)]
             wide = iter(torch.broadcast_tensors(*tensors))
             expanded = [next(wide) if isinstance(v, Tensor) else v for v in values]
-            out, pull = self._vjp(expanded)
-            return pull([torch.ones_like(o) for o in out])
+            return self._pulled(expanded, None)
 
         return self._traced(gains, [])
 
     def pull(self) -> Program:
         """(*cotangents of the real results, *values) -> the transposed map's, one for every random input."""
-
-        def pull(*given: Any) -> Sequence[Tensor]:
-            count = sum(self.results)
-            return self._vjp(given[count:])[1](list(given[:count]))
-
-        return self._traced(pull, self.real(self._fake_results()))
+        count = sum(self.results)
+        return self._traced(
+            lambda *given: self._pulled(given[count:], given[:count]), self.real(self._fake_results())
+        )
 
     def push(self) -> Program | None:
         """(*deviations of the random inputs, *values) -> the linear map's, of the real results.
@@ -131,15 +128,21 @@ class Site:
         count = len(self.inputs)
 
         def forward(*given: Any) -> Sequence[Tensor]:
-            x = self._random(given[count:])
-            function = self._function(given[count:])
-            return torch.func.jvp(function, tuple(x), tuple(given[:count]))[1]  # type: ignore[misc]
+            values = given[count:]
+            if self.op.namespace != "aten":
+                raise NotImplementedError("the forward derivative of an operator without one would be 0")
+            return torch.func.jvp(
+                lambda *x: tuple(self.real(self.run(self.at(values, x)))),
+                tuple(self._random(values)),
+                tuple(given[:count]),
+            )[1]
 
         def transposed(*given: Any) -> Sequence[Tensor]:
-            out, pull = self._vjp(given[count:])
-            zeros = [torch.zeros_like(o) for o in out]
-            _, back = torch.func.vjp(lambda c: tuple(pull(c)), zeros)  # type: ignore[misc]
-            return back(tuple(given[:count]))[0]
+            results = self.real(self.run(given[count:]))
+            with torch.enable_grad():
+                zeros = [torch.zeros_like(r).requires_grad_() for r in results]
+                pulled = self._pulled(given[count:], zeros, create_graph=True)
+                return torch.autograd.grad(pulled, zeros, given[:count])
 
         examples = self._random(self.examples)
         for program in (forward, transposed):
@@ -152,12 +155,21 @@ class Site:
     def _random(self, values: Sequence[Any]) -> list[Tensor]:
         return [values[places[0]] for places in self.inputs]
 
-    def _function(self, values: Sequence[Any]) -> Callable[..., tuple[Tensor, ...]]:
-        return lambda *x: tuple(self.real(self.run(self.at(values, x))))
-
-    def _vjp(self, values: Sequence[Any]) -> tuple[Sequence[Tensor], Callable[[Any], Sequence[Tensor]]]:
-        out, pull = torch.func.vjp(self._function(values), *self._random(values))  # type: ignore[misc]
-        return out, lambda cotangents: pull(tuple(cotangents))
+    def _pulled(
+        self, values: Sequence[Any], cotangents: Sequence[Tensor] | None, create_graph: bool = False
+    ) -> Sequence[Tensor]:
+        """The transposed map of cotangents of the real results, by default ones."""
+        with torch.inference_mode(False), torch.enable_grad():
+            x = [v.detach().requires_grad_() for v in self._random(values)]
+            results = self.real(self.run(self.at(values, x)))
+            given = [torch.ones_like(r) for r in results] if cotangents is None else list(cotangents)
+            kept = [(r, c) for r, c in zip(results, given, strict=True) if r.requires_grad]
+            if not kept:
+                raise ValueError("it has no derivative")
+            reached, seeds = zip(*kept, strict=True)
+            return torch.autograd.grad(
+                reached, x, seeds, create_graph=create_graph, allow_unused=True, materialize_grads=True
+            )
 
     def _fake_results(self) -> list[Any]:
         with self._mode():
@@ -171,6 +183,9 @@ class Site:
             # tensors of their own: the same one twice would be one input of the program
             own = [torch.empty_like(v) if isinstance(v, Tensor) else v for v in [*first, *self.examples]]
             program = make_fx(function)(*own)
+        for node in program.graph.nodes:
+            if node.target is torch.ops.aten.detach.default:  # gradients shall pass a derivative too
+                node.replace_all_uses_with(node.args[0])
         program.graph.eliminate_dead_code()
         program.recompile()
         return program

@@ -15,6 +15,7 @@ from momentprop.registry import RULES
 
 
 def ops(
+    part: Annotated[str, typer.Argument(help="Only operators with this in their name.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """List the operators that noise can pass, with how exact each rule is and where it comes from."""
@@ -26,11 +27,17 @@ def ops(
             "reference": rule.reference,
         }
         for rule in RULES
+        if part.lower() in str(rule.op).lower()
     ]
+    if not rows:
+        Console(stderr=True).print(f"no rule for an operator with {part!r} in its name", markup=False)
+        raise typer.Exit(1)
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    table = Table("operator", "tier", "exactness", "reference", title=f"{len(rows)} rules")
+    table = Table(
+        "operator", "tier", "exactness", "reference", title=f"{len(rows)} rule{'s' * (len(rows) > 1)}"
+    )
     table.columns[0].no_wrap = True
     for row in rows:
         table.add_row(*row.values())

@@ -1,0 +1,153 @@
+"""What a converted network consists of: every operator with the rule in use, its exactness and its shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from momentprop.coverage import FALLBACK, RULE, rule_of
+from momentprop.decompose import DECOMPOSED
+from momentprop.registry import EXACT, Rule
+from momentprop.trace import place_of
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operator of the graph."""
+
+    name: str  # of the node
+    operator: str
+    module: str  # path in the model; empty for the model itself
+    rule: str  # where it is written, or "plain" where nothing is random
+    exactness: str  # empty where the operator is part of another row's
+    shape: str
+    random: bool
+    fallback: str = ""  # "linearize" or "sample", where that stands in for a rule
+
+    @property
+    def is_approximate(self) -> bool:
+        return bool(self.exactness) and not self.exactness.startswith(EXACT)
+
+
+@dataclass(frozen=True, repr=False)
+class Summary:
+    """A table of operators. Printed as text; iterating gives its rows.
+
+    >>> import torch, momentprop as mp
+    >>> model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 2))
+    >>> summary = mp.convert(model, torch.zeros(1, 4)).summary()
+    >>> print(summary.head)
+    accurate: 2 of 2 operators random, 0 approximate, no fallbacks
+    >>> [(row.module, row.operator) for row in summary]
+    [('0', 'aten.dropout.default'), ('1', 'aten.linear.default')]
+    """
+
+    fidelity: str
+    rows: tuple[Row, ...]
+    n_operators: int
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def fallbacks(self) -> tuple[Row, ...]:
+        """Operators without a rule, as allowed by `unsupported=`."""
+        return tuple(row for row in self.rows if row.fallback)
+
+    @property
+    def head(self) -> str:
+        """The table in one line."""
+        random = [row for row in self.rows if row.random]
+        approximate = sum(row.is_approximate for row in random)
+        places = [
+            f"{r.fallback} for {r.operator} in {r.module or 'the model itself'}" for r in self.fallbacks
+        ]
+        where = ", ".join(dict.fromkeys(places)) if places else "no fallbacks"
+        counts = f"{len(random)} of {self.n_operators} operators random, {approximate} approximate"
+        return f"{self.fidelity}: {counts}, {where}"
+
+    def __str__(self) -> str:
+        titles = ("node", "operator", "module", "rule", "exactness", "shape", "random")
+        cells = [
+            (r.name, r.operator, r.module, r.rule, r.exactness, r.shape, "yes" if r.random else "no")
+            for r in self.rows
+        ]
+        widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
+        table = [titles, tuple("-" * w for w in widths), *cells]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table]
+        return "\n".join([self.head, *lines])
+
+    __repr__ = __str__
+
+
+def summarize(
+    graph: fx.Graph, random: set[fx.Node], fidelity: str, used: Mapping[str, Any], random_only: bool
+) -> Summary:
+    """The summary of a graph. `used` holds, by node, what stands for operators in a row, where known."""
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    rows = [_row(node, node in random, fidelity, used) for node in nodes]
+    chosen = [row for row in rows if row.random or row.fallback or not random_only]
+    return Summary(fidelity, tuple(chosen), len(rows))
+
+
+def _row(node: fx.Node, random: bool, fidelity: str, used: Mapping[str, Any]) -> Row:
+    place = place_of(node)
+    operator = getattr(node.target, "__name__", "") if " " in place.operator else place.operator
+    rule = rule_of(node, fidelity)
+    fallback = node.meta[FALLBACK] if RULE in node.meta else ""
+    name, exactness = "plain", EXACT
+    if fallback:
+        assert rule is not None
+        name, exactness = fallback, rule.exactness
+    elif random and used and node.name not in used:
+        name, exactness = f"part of {_stands_for(node, used)}", ""
+    elif random and isinstance(rule, Rule):
+        special = used.get(node.name, rule)
+        name, exactness = _written_at(rule.function), rule.exactness
+        if not isinstance(special, Rule):
+            name = _written_at(type(special))
+            exactness = f"approximate: see {name.split('.')[0]}.py"
+    elif random:
+        name = operator  # picks one of several results
+    if DECOMPOSED in node.meta and name != "plain":
+        name = f"{name} (decomposed from {node.meta[DECOMPOSED]})"
+    return Row(node.name, operator, place.module, name, exactness, _shape(node), random, fallback)
+
+
+def _stands_for(node: fx.Node, used: Mapping[str, Any]) -> str:
+    """The last of the operators in a row that one stands for."""
+    while node.name not in used:
+        node = next(iter(node.users))
+    return node.name
+
+
+def _written_at(function: Any) -> str:
+    """File and function: `families.elementwise` for a rule that a family made."""
+    function = function if hasattr(function, "__qualname__") else type(function)
+    module = str(function.__module__).removeprefix("momentprop.").removeprefix("rules.")
+    return f"{module}.{function.__qualname__.split('.<locals>')[0]}"
+
+
+def _shape(node: fx.Node) -> str:
+    value = node.meta.get("val")
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return ", ".join(f"[{', '.join(_sizes(v.shape))}]" if isinstance(v, Tensor) else "-" for v in values)
+
+
+def _sizes(shape: Sequence[Any]) -> list[str]:
+    """Sizes as text, with `batch` in place of the tracer's symbol."""
+    found = []
+    for size in shape:
+        text = str(size)
+        if isinstance(size, torch.SymInt):
+            for symbol in size.node.expr.free_symbols:
+                text = text.replace(str(symbol), "batch")
+        found.append(text)
+    return found
