@@ -26,6 +26,7 @@ ORDER = [
     "positive",
     "local",
     "neighbours",
+    "shared",
     "stems",
     "registry",
     "rules.families",

@@ -46,7 +46,10 @@ class Rule:
 
     @property
     def __name__(self) -> str:
-        return str(self.op).replace(".", "_")
+        return str(self).replace(".", "_")
+
+    def __str__(self) -> str:
+        return str(self.op) if isinstance(self.op, OpOverload) else "composition"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.creates_noise or _any_random(args) or _any_random(tuple(kwargs.values())):
@@ -78,7 +81,9 @@ class Registry:
         self._rules[key] = rule
 
     def find(self, op: object, fidelity: str) -> Rule | None:
-        """The rule of this tier, else the one for all tiers, else None."""
+        """The rule of this tier, else the one for all tiers, else None; a rule itself is its own."""
+        if isinstance(op, Rule):
+            return op
         if not isinstance(op, OpOverload):
             return None
         return self._rules.get((op, fidelity)) or self._rules.get((op, None))

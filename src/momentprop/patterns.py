@@ -1,0 +1,211 @@
+"""Several operators that are one function, recognised and made one node.
+
+Rules of the parts would take factors for independent that are functions of the same value. Two such patterns
+are looked for, in every tier:
+
+- any composition of operators that work element by element on one tensor, where it meets itself again:
+  x * sigmoid(x), tanh-GELU written out with powers and tanh, x * x * x. It becomes a single activation, whose
+  moments come by quadrature;
+- x / sqrt(mean(x^2) + eps), RMS norm, with or without a mean subtracted before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+
+from momentprop.local import Elementwise, residual
+from momentprop.moments import Moments
+from momentprop.nodes import emit
+from momentprop.quadrature import expectation
+from momentprop.registry import Rule
+from momentprop.trace import Trace
+
+aten = torch.ops.aten
+
+_SAME = (aten.clone.default, aten.contiguous.default, aten.detach.default, aten.alias.default)
+
+
+def recognise(trace: Trace) -> Trace:
+    """The trace with such patterns as single nodes; the one given is left alone."""
+    graph = trace.copy_graph()
+    inputs = [n for n in graph.nodes if n.op == "placeholder"][len(trace.state) :]
+    for node in list(graph.nodes):
+        if node.target is aten.mul.Tensor or node.target is aten.div.Tensor:
+            _recognise_rms_norm(graph, node)
+    for region in _regions(graph, inputs):
+        _compose(graph, region)
+    graph.eliminate_dead_code()
+    graph.lint()
+    return dataclasses.replace(trace, graph=graph)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Region:
+    root: fx.Node
+    last: fx.Node
+    inner: list[fx.Node]  # from root to last, without the root
+
+
+def _regions(graph: fx.Graph, inputs: list[fx.Node]) -> list[_Region]:
+    """Largest compositions of operators element by element of one value that use it more than once."""
+    root: dict[fx.Node, fx.Node] = {node: node for node in inputs}  # of every value that varies
+    joins: dict[fx.Node, bool] = {}
+    for node in graph.nodes:
+        varying = [n for n in node.all_input_nodes if n in root]
+        if node.op != "call_function" or not (varying or _draws(node)):
+            continue
+        roots = {root[n] for n in varying}
+        (first, *others) = roots or {node}
+        if varying and not others and _is_pointwise(node) and _shape(node) == _shape(first):
+            root[node] = first
+            several = sum(n in root for n in _arguments(node)) > 1
+            joins[node] = several or any(joins.get(n, False) for n in varying)
+        else:
+            root[node] = node
+    found = []
+    for last, joined in joins.items():
+        if joined and not any(root.get(user) is root[last] and user in joins for user in last.users):
+            inner = _between(root[last], last, root)
+            if len(inner) > 1 or inner[0].target is not aten.mul.Tensor:  # x * x has a rule
+                found.append(_Region(root[last], last, inner))
+    return found
+
+
+def _between(first: fx.Node, last: fx.Node, root: dict[fx.Node, fx.Node]) -> list[fx.Node]:
+    """What of the region `last` needs, in order."""
+    needed: set[fx.Node] = set()
+    stack = [last]
+    while stack:
+        node = stack.pop()
+        if node is not first and node not in needed:
+            needed.add(node)
+            stack.extend(n for n in node.all_input_nodes if n in root)
+    return [node for node in first.graph.nodes if node in needed]
+
+
+def _draws(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def _is_pointwise(node: fx.Node) -> bool:
+    op, value = node.target, node.meta.get("val")
+    if not isinstance(op, OpOverload) or not isinstance(value, Tensor) or not value.is_floating_point():
+        return False
+    if _draws(node):
+        return False
+    if op in _SAME or op is aten.to.dtype:
+        return True
+    return torch.Tag.pointwise in op.tags
+
+
+def _arguments(node: fx.Node) -> list[fx.Node]:
+    """The nodes among the arguments, with repetitions."""
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), lambda n: found.append(n) or n)  # type: ignore[func-returns-value]
+    return found
+
+
+def _shape(node: fx.Node) -> Any:
+    """Shape and dtype, compared without asking anything of symbolic sizes."""
+    value = node.meta.get("val")
+    return (tuple(map(str, value.shape)), value.dtype) if isinstance(value, Tensor) else None
+
+
+def _compose(graph: fx.Graph, region: _Region) -> None:
+    inner = fx.Graph()
+    env = {region.root: inner.placeholder("x")}
+    outer: list[fx.Node] = []
+    for node in region.inner:
+        for n in node.all_input_nodes:
+            if n not in env and n not in region.inner:
+                env[n] = inner.placeholder(f"c{len(outer)}")
+                outer.append(n)
+    for node in region.inner:
+        env[node] = inner.node_copy(node, env.__getitem__)
+    inner.output(env[region.last])
+    with graph.inserting_before(region.last):
+        composed = graph.call_function(_composed_rule(inner), (region.root, *outer))
+    composed.meta = dict(region.last.meta)
+    region.last.replace_all_uses_with(composed)
+
+
+def _composed_rule(graph: fx.Graph) -> Rule:
+    function = fx.GraphModule(torch.nn.Module(), graph, "Composed")
+
+    def moments(x: Moments, *constants: Any) -> Moments:
+        mean, variance, gain = expectation(lambda t: function(t, *constants), x.mean, x.variance)
+        out = Moments(mean, variance)
+        out._gain = gain  # type: ignore[attr-defined]
+        return out
+
+    def local(out: Any, x: Moments, *constants: Any) -> Elementwise:
+        return Elementwise(out._gain, residual(out.variance, out._gain, x.variance))
+
+    return Rule(
+        function,  # type: ignore[arg-type]
+        moments,
+        exactness="approximate: quadrature with 13 points, if Gaussian",
+        reference="Gauss-Hermite",
+        elementwise=True,
+        local=local,
+    )
+
+
+def _recognise_rms_norm(graph: fx.Graph, node: fx.Node) -> None:
+    """x * rsqrt(mean(x^2) + eps), x / sqrt(mean(x^2) + eps): over one dimension."""
+    x, factor = node.args[:2]
+    pairs = [(x, factor), (factor, x)] if node.target is aten.mul.Tensor else [(x, factor)]
+    for value, scale in pairs:
+        found = _mean_square(scale, inverse=node.target is aten.mul.Tensor)
+        if found is None or not isinstance(value, fx.Node):
+            continue
+        source, dim, eps = found
+        if source is not value:
+            continue
+        n = value.meta["val"].dim()
+        size = value.meta["val"].shape[dim]
+        if not isinstance(size, int):
+            return
+        with graph.inserting_before(node):
+            last = dim % n == n - 1
+            moved = value if last else emit(graph, aten.transpose.int, (value, dim, -1), node)
+            normed = emit(graph, aten.rms_norm.default, (moved, [size], None, eps), node)
+            result = normed if last else emit(graph, aten.transpose.int, (normed, dim, -1), node)
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
+        return
+
+
+def _mean_square(node: Any, inverse: bool) -> tuple[fx.Node, int, float] | None:
+    """(x, dim, eps) of rsqrt(mean(x^2, dim, keepdim) + eps), or of the square root."""
+    if not isinstance(node, fx.Node):
+        return None
+    op, power = (aten.rsqrt.default, -0.5) if inverse else (aten.sqrt.default, 0.5)
+    if node.target is not op and not _is_power(node, power):
+        return None
+    inner: Any = node.args[0]
+    if inner.target not in (aten.add.Tensor, aten.add.Scalar) or inner.kwargs:
+        return None
+    mean, eps = inner.args[:2]
+    if isinstance(eps, fx.Node):
+        mean, eps = eps, mean
+    if not isinstance(mean, fx.Node) or not isinstance(eps, (int, float)) or mean.target is not aten.mean.dim:
+        return None
+    square, dims, keepdim = (*mean.args, None, False)[:3]
+    if not keepdim or not isinstance(dims, (list, tuple)) or len(dims) != 1 or mean.kwargs:
+        return None
+    if not isinstance(square, fx.Node):
+        return None
+    itself = square.target is aten.mul.Tensor and square.args[0] is square.args[1]
+    if itself or square.target is aten.square.default or _is_power(square, 2):
+        return square.args[0], dims[0], float(eps)  # type: ignore[return-value]
+    return None
+
+
+def _is_power(node: fx.Node, exponent: float) -> bool:
+    return node.target is aten.pow.Tensor_Scalar and node.args[1] == exponent
