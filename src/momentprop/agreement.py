@@ -8,8 +8,10 @@ once, and outputs are compared; where they differ, the classes of modules that d
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from momentprop.arming import is_armed, is_torchs_own
+from momentprop.arming import borrowed, is_armed, is_torchs_own
 from momentprop.structure import flatten_output
 
 
@@ -29,6 +31,7 @@ class Outputs:
 
     leaves: list[Any]
     spec: pytree.TreeSpec
+    drawn: Tensor | None = None  # the state of the random number generator afterwards
     random: bool = False  # other values every time: dropout that no training flag switches off
 
     def agrees(self, leaves: Sequence[Any], spec: pytree.TreeSpec) -> bool:
@@ -37,7 +40,7 @@ class Outputs:
         return same and all(map(self._alike, self.leaves, leaves))
 
     def same_shapes(self, leaves: Sequence[Any], spec: pytree.TreeSpec) -> bool:
-        return Outputs(self.leaves, self.spec, random=True).agrees(leaves, spec)
+        return dataclasses.replace(self, random=True).agrees(leaves, spec)
 
     def found_in(self, leaves: Sequence[Any]) -> list[int] | None:
         """Where each of these outputs stands among others; None if one is missing."""
@@ -73,13 +76,19 @@ def _close(a: Tensor, b: Tensor) -> bool:
 def evaluated(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outputs | None:
     """The outputs in eval mode; None if the model does not run."""
     try:
-        first, drew = _run(model, args, kwargs, lambda module: False)
-        if not drew:
+        first = _run(model, args, kwargs, lambda module: False)
+        if not _draws(first):
             return first
-        second, _ = _run(model, args, kwargs, lambda module: False, seed=1)
+        second = _run(model, args, kwargs, lambda module: False, seed=1)
     except Exception:  # tracing will fail too, and say why
         return None
-    return first if first.agrees(second.leaves, second.spec) else Outputs(first.leaves, first.spec, True)
+    return dataclasses.replace(first, random=not first.agrees(second.leaves, second.spec))
+
+
+def _draws(outputs: Outputs) -> bool:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return not torch.equal(torch.get_rng_state(), outputs.drawn)  # type: ignore[arg-type]
 
 
 def differing(
@@ -87,23 +96,28 @@ def differing(
 ) -> dict[type, int]:
     """Classes that, they alone in training mode and dropout idle, make the outputs others than the reference.
 
-    With each, how many dropouts it calls itself. Modules without parts of their own are counted only if they
-    draw no random numbers: those that do may well be kinds of dropout.
+    With each, how many dropouts it calls itself. Where only values differ and random numbers are drawn, it is
+    noise that does not average to what eval mode computes: such classes stay as they are.
     """
     armed = [m for m in model.modules() if is_armed(m) and not is_torchs_own(type(m))]
     found: dict[type, int] = {}
     for kind in dict.fromkeys(map(type, armed)):
-        is_leaf = not any(list(m.children()) for m in armed if type(m) is kind)
         idle = _IdleDropout()
         try:
             with idle:
-                outputs, drew = _run(model, args, kwargs, lambda module, kind=kind: type(module) is kind)  # type: ignore[misc]
-            differs = not reference.agrees(outputs.leaves, outputs.spec)
+                outputs = _run(model, args, kwargs, functools.partial(_is, kind))
+            is_noise = not torch.equal(outputs.drawn, reference.drawn)  # type: ignore[arg-type]
+            agrees = reference.same_shapes if is_noise else reference.agrees
+            differs = not agrees(outputs.leaves, outputs.spec)
         except Exception:
-            differs, drew = True, False
-        if differs and not (is_leaf and (drew or idle.count)):
+            differs = True
+        if differs:
             found[kind] = idle.count
     return found
+
+
+def _is(kind: type, module: nn.Module) -> bool:
+    return type(module) is kind
 
 
 class _IdleDropout(TorchFunctionMode):
@@ -147,8 +161,8 @@ def _run(
     kwargs: dict[str, Any],
     training: Callable[[nn.Module], bool],
     seed: int = 0,
-) -> tuple[Outputs, bool]:
-    """The outputs with modules in training mode as said, and whether random numbers were drawn."""
+) -> Outputs:
+    """The outputs with modules in training mode as said."""
     fast = torch.backends.mha.get_fastpath_enabled()
     args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
     with contextlib.ExitStack() as stack:
@@ -156,37 +170,12 @@ def _run(
         warnings.simplefilter("ignore")
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.random.fork_rng())
-        stack.enter_context(_undone(model))
+        stack.enter_context(borrowed(model, copy_tensors=True))
         # the fused path of eval mode leaves out padding, which the model in training computes
         torch.backends.mha.set_fastpath_enabled(False)
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
         for module in model.modules():
             module.training = training(module)
         torch.manual_seed(seed)
-        before = torch.get_rng_state()
         leaves, spec = flatten_output(model(*args, **kwargs))
-        return Outputs(leaves, spec), not torch.equal(before, torch.get_rng_state())
-
-
-@contextlib.contextmanager
-def _undone(model: nn.Module) -> Iterator[None]:
-    """Whatever the model writes to its modules meanwhile, attributes, buffers, lists, is forgotten."""
-    kept = [(module, module.__dict__) for module in model.modules()]
-    copies: dict[int, Tensor] = {}
-
-    def fresh(value: Any) -> Any:
-        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-            return copies.setdefault(id(value), value.clone())
-        if isinstance(value, dict):
-            copied = value.copy()
-            copied.update({key: fresh(item) for key, item in value.items()})
-            return copied
-        return [fresh(item) for item in value] if type(value) is list else value
-
-    try:
-        for module, attributes in kept:
-            object.__setattr__(module, "__dict__", {key: fresh(value) for key, value in attributes.items()})
-        yield
-    finally:
-        for module, attributes in kept:
-            object.__setattr__(module, "__dict__", attributes)
+        return Outputs(leaves, spec, torch.get_rng_state())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 # Layers of torch.nn whose dropout depends on their training flag. Its other layers stay in eval mode, as
 # does every layer that holds running statistics; layers written by users are armed, since any may call
@@ -25,14 +26,37 @@ _ARMED = (
 @contextlib.contextmanager
 def armed(model: nn.Module, disarm: frozenset[str] = frozenset()) -> Iterator[None]:
     """Dropout in training mode, everything that normalises in eval mode; restored afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    try:
+    with borrowed(model):
         for name, module in model.named_modules():
             module.training = name not in disarm and is_armed(module)
         yield
+
+
+@contextlib.contextmanager
+def borrowed(model: nn.Module, copy_tensors: bool = False) -> Iterator[None]:
+    """Whatever happens to the model's modules meanwhile is forgotten: modes, attributes, hooks, lists.
+
+    With `copy_tensors` also what is written to buffers and other tensors, though not to parameters.
+    """
+    kept = [(module, module.__dict__) for module in model.modules()]
+    copies: dict[int, Tensor] = {}
+
+    def fresh(value: Any) -> Any:
+        if isinstance(value, Tensor) and copy_tensors and not isinstance(value, nn.Parameter):
+            return copies.setdefault(id(value), value.clone())
+        if isinstance(value, dict):
+            copied = value.copy()
+            copied.update({key: fresh(item) for key, item in value.items()})
+            return copied
+        return [fresh(item) for item in value] if type(value) is list else value
+
+    try:
+        for module, attributes in kept:
+            object.__setattr__(module, "__dict__", {key: fresh(value) for key, value in attributes.items()})
+        yield
     finally:
-        for module, training in modes.items():
-            module.training = training
+        for module, attributes in kept:
+            object.__setattr__(module, "__dict__", attributes)
 
 
 def is_armed(module: nn.Module) -> bool:

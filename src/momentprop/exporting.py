@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ def export(
             warnings.catch_warnings(),
             armed(model, disarm),
             chances_decided(model),
+            _masks_as_given(),
             torch.random.fork_rng(),
             torch.no_grad(),
         ):
@@ -63,6 +65,18 @@ def export(
     except Exception as error:
         raise TraceError(_explain(model, error)) from error
     return program, specs[-1]
+
+
+@contextlib.contextmanager
+def _masks_as_given() -> Iterator[None]:
+    """torch.nn's transformers look whether a mask is causal, a branch on values; the mask itself will do."""
+    module: Any = nn.modules.transformer
+    detect = module._detect_is_causal_mask
+    module._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    try:
+        yield
+    finally:
+        module._detect_is_causal_mask = detect
 
 
 def _explain(model: nn.Module, error: Exception) -> str:
