@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import importlib
 import json
+import logging
 import platform
 import sys
 import time
@@ -31,6 +32,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests/models"))  # before this directory, which has a zoo.py too
 
 import torch  # noqa: E402
+import vision  # noqa: E402
 from catalogue import ZOO  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from zoo import load  # noqa: E402
@@ -97,18 +99,20 @@ def _work(send: Any, name: str, n_samples: int, fidelity: str) -> None:
 
 
 def _warm_up() -> None:
-    """Import what tracing and the networks import, once for all of them."""
+    """Import what tracing and the networks import, once for all of them; torch prints no graphs."""
+    logging.disable(logging.CRITICAL)
     mp.convert(nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 2)), torch.zeros(2, 2))
-    for name in ("vision", "transformers", "monai.networks.nets"):
+    vision.prepare()
+    for name in ("transformers", "timm", "monai.networks.nets"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
 
 def examine(name: str, n_samples: int, fidelity: str) -> dict[str, Any]:
     """Convert one network and compare it with sampling."""
-    model, inputs = load(name)
-    result: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters())}
+    result: dict[str, Any] = {}
     try:
+        model, inputs = load(name)
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always")
             start = time.perf_counter()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 
 import torch
-
-USERS = ("torchvision", "timm", "segmentation_models_pytorch")  # packages that import torchvision
 
 _LIBRARIES: list[torch.library.Library] = []
 
@@ -17,8 +16,11 @@ def prepare() -> None:
 
     The ordinary wheel is linked against CUDA, so with a CPU build of torch its library of operators (NMS and
     other box operations) stays unloaded and the import fails at their registration. The classification and
-    segmentation networks call none of them.
+    segmentation networks call none of them. transformers and others try to import torchvision too wherever it
+    is installed.
     """
+    if importlib.util.find_spec("torchvision") is None:
+        return
     try:
         importlib.import_module("torchvision")
     except RuntimeError as error:

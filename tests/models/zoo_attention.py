@@ -40,21 +40,28 @@ def encoder_padding_mask() -> Built:
 
 
 class Translator(nn.Module):
-    def __init__(self) -> None:
+    """`hint`: says that the mask is causal; without it, nn.Transformer looks at the mask's values."""
+
+    def __init__(self, hint: bool | None) -> None:
         super().__init__()
-        self.words = nn.Embedding(40, 32)
+        self.words, self.hint = nn.Embedding(40, 32), hint
         self.transformer = nn.Transformer(32, 4, 2, 2, 64, 0.1, batch_first=True)
         self.last = nn.Linear(32, 5)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
-        hidden = self.transformer(self.words(source), self.words(target), tgt_mask=mask)
-        return self.last(hidden)
+        words = self.words(source), self.words(target)
+        return self.last(self.transformer(*words, tgt_mask=mask, tgt_is_causal=self.hint))
 
 
 @network
 def transformer_seq2seq() -> Built:
-    return Translator(), (torch.randint(0, 40, (3, 8)), torch.randint(0, 40, (3, 6)))
+    return Translator(None), (torch.randint(0, 40, (3, 8)), torch.randint(0, 40, (3, 6)))
+
+
+@network
+def transformer_seq2seq_causal() -> Built:
+    return Translator(True), (torch.randint(0, 40, (3, 8)), torch.randint(0, 40, (3, 6)))
 
 
 class CrossAttention(nn.Module):

@@ -1,0 +1,87 @@
+"""Public networks convert, and their spread is close to sampling; benchmarks/zoo.py has the numbers.
+
+Without further options only networks that together take a minute run; `pytest -m zoo` runs the others.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from catalogue import ZOO
+from torch import Tensor, nn
+from zoo import load
+
+import momentprop as mp
+from momentprop.moments import is_moments
+from momentprop.structure import flatten_output, split_inputs
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    # raised inside the packages while they import or build
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
+
+# networks that run by default: a few seconds each at most, one or two of every kind
+CI: tuple[str, ...] = ()
+
+# not converted yet, or not close enough; benchmarks/zoo.py says what they lack
+OPEN: tuple[str, ...] = ()
+
+
+def parameters() -> list[Any]:
+    names = [name for name in ZOO if name not in OPEN]
+    return [pytest.param(name, marks=() if name in CI else pytest.mark.zoo) for name in names]
+
+
+def moments_of(output: Any) -> list[mp.Moments]:
+    """All moments of an output, in the order of its structure."""
+    if is_moments(output):
+        return [output]
+    parts = (
+        output.values() if isinstance(output, dict) else output if isinstance(output, list | tuple) else ()
+    )
+    return [moments for part in parts for moments in moments_of(part)]
+
+
+def tensors_of(model: nn.Module, inputs: Any) -> tuple[list[Tensor], type]:
+    args, kwargs = split_inputs(inputs)
+    with torch.no_grad():
+        output = model(*args, **kwargs)
+    return [leaf for leaf in flatten_output(output)[0] if isinstance(leaf, Tensor)], type(output)
+
+
+@pytest.mark.parametrize("name", parameters())
+def test_public_network(name: str) -> None:
+    """Structure as in eval mode, finite, no negative variance; where outputs are few, std as sampled."""
+    needs = ZOO[name].needs
+    if needs and importlib.util.find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed; it comes with the extras models and vision-models")
+    model, inputs = load(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mp.FidelityNote)
+        bnn = mp.convert(model, inputs)
+    args, kwargs = split_inputs(inputs)
+    with torch.no_grad():
+        out = bnn(*args, **kwargs)
+    plain, kind = tensors_of(model, inputs)
+    found = moments_of(out)
+    assert isinstance(out, kind) or kind is Tensor
+    assert [m.mean.shape for m in found] == [m.variance.shape for m in found] == [t.shape for t in plain]
+    for moments in found:
+        assert moments.mean.isfinite().all()
+        assert moments.variance.isfinite().all()
+        assert (moments.variance >= 0).all()
+    if bnn.fidelity == "accurate":
+        assert 0.75 < median_ratio(bnn, inputs, found) < 1.33
+
+
+def median_ratio(bnn: mp.BayesianNetwork, inputs: Any, found: list[mp.Moments]) -> float:
+    """Standard deviation over that of 100 samples, whose own error is 7 %, at the median over outputs."""
+    sampled = moments_of(mp.monte_carlo(bnn, inputs, n_samples=100))
+    std, mc_std = (torch.cat([m.std.flatten() for m in group]) for group in (found, sampled))
+    random = mc_std > 1e-3 * mc_std.max()
+    return float((std[random] / mc_std[random]).median())
