@@ -15,6 +15,7 @@ from momentprop.registry import EXACT_IF_UNCORRELATED, rule
 from momentprop.rules.convolution import transposed_convolution
 from momentprop.rules.families import per_dimension
 from momentprop.rules.windows import Sizes, Windows
+from momentprop.shared import share, variance_within
 
 aten = torch.ops.aten
 
@@ -31,7 +32,13 @@ def _avg_pool(n: int, op: Any) -> None:
     @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", local=local)
     def propagate(x: Moments, kernel_size: Sizes, *given: Any) -> Moments:
         divisor = _divisor(op, n, x.mean, kernel_size, *_avg_pool_arguments(given))
-        return Moments(op(x.mean, kernel_size, *given), op(x.variance, kernel_size, *given) / divisor)
+
+        def average(values: Tensor) -> Tensor:
+            pooled: Tensor = op(values, kernel_size, *given)
+            return pooled
+
+        variance, direction = variance_within(x, lambda v: average(v) / divisor, average)
+        return share(Moments(average(x.mean), variance), direction)
 
 
 def _avg_pool_arguments(given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -109,15 +116,21 @@ def _adaptive_avg_pool(n: int, op: Any) -> None:
 
     @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", local=local)
     def propagate(x: Moments, output_size: Sizes) -> Moments:
-        mean, variance = op(x.mean, output_size), op(x.variance, output_size)
-        for dim in range(-n, 0):
-            length, count = x.shape[dim], mean.shape[dim]
-            if length % count == 0:
-                variance = variance / (length // count)
-            else:
-                start, stop = _adaptive_windows(length, count, mean.device)
-                variance = variance / (stop - start).to(variance.dtype).reshape(-1, *[1] * (-1 - dim))
-        return Moments(mean, variance)
+        mean = op(x.mean, output_size)
+
+        def divided(variance: Tensor) -> Tensor:
+            variance = op(variance, output_size)
+            for dim in range(-n, 0):
+                length, count = x.shape[dim], mean.shape[dim]
+                if length % count == 0:
+                    variance = variance / (length // count)
+                else:
+                    start, stop = _adaptive_windows(length, count, mean.device)
+                    variance = variance / (stop - start).to(variance.dtype).reshape(-1, *[1] * (-1 - dim))
+            return variance
+
+        variance, direction = variance_within(x, divided, lambda d: op(d, output_size))
+        return share(Moments(mean, variance), direction)
 
 
 def _adaptive_windows(length: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:

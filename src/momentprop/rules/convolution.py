@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -113,6 +114,39 @@ def _neighbours(variance: Tensor, weight: Tensor, bias: Tensor | None = None, *g
     return told
 
 
+def _together(
+    x: Moments, direction: Tensor, weight: Tensor, bias: Tensor | None = None, *given: Any
+) -> Tensor | None:
+    """sum_c (sum_u w_cu d_c,p+u)^2, multiplied out: for every offset e of two taps of the kernel
+
+        sum_u w_u w_{u+e} (d_q d_{q+e})  at q = p + u
+
+    is a convolution of products with products. They take about five times the plain one for a 3x3 kernel.
+    """
+    geometry = _geometry(weight, *given)
+    kernel, stride, dilation = list(weight.shape[2:]), geometry.stride, geometry.dilation
+    n = len(kernel)
+    if direction.shape != x.shape or direction.dim() != n + 2:
+        return None
+    padded = F.pad(direction, [w for pair in reversed(geometry.pads) for w in pair])
+    total = None
+    for offset in itertools.product(*[range(1 - k, k) for k in kernel]):
+        if offset < (0,) * n:
+            continue  # as its opposite
+        one, other, here, there = padded, padded, weight, weight
+        for i, e in enumerate(offset):
+            first, second = max(-e, 0), max(e, 0)
+            size, reach = kernel[i] - abs(e), padded.shape[2 + i] - dilation[i] * abs(e)
+            here, there = here.narrow(2 + i, first, size), there.narrow(2 + i, second, size)
+            one = one.narrow(2 + i, dilation[i] * first, reach)
+            other = other.narrow(2 + i, dilation[i] * second, reach)
+        taps = here * there if not any(offset) else 2 * here * there
+        part = _convolve(n)(one * other, taps, None, stride, 0, dilation, geometry.groups)
+        total = part if total is None else total + part
+    assert total is not None
+    return total.clamp_min(0)  # a sum of squares, but for rounding
+
+
 def _convolve(n: int) -> Callable[..., Tensor]:
     return (F.conv1d, F.conv2d, F.conv3d)[n - 1]
 
@@ -125,7 +159,7 @@ CONVOLUTIONS = (
     aten.conv3d.default,
     aten.conv3d.padding,
 )
-linear_map(*CONVOLUTIONS, local=_local, neighbours=_neighbours)
+linear_map(*CONVOLUTIONS, local=_local, neighbours=_neighbours, together=_together)
 
 
 def _back_through_transposed(

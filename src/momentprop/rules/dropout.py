@@ -25,6 +25,7 @@ from momentprop.local import Elementwise, Linear, Local
 from momentprop.moments import Moments, is_moments, mean_of
 from momentprop.neighbours import Neighbours, attach, lattice, neighbours_of, scaled
 from momentprop.registry import EXACT, rule
+from momentprop.shared import moved_direction, share
 
 aten = torch.ops.aten
 
@@ -57,11 +58,18 @@ class Mask:
         center = self.center(x)
         return self.weight * (center * center + x.variance if is_moments(x) else center * center)
 
+    def direction(self, x: Any) -> Tensor:
+        """What one mask for many elements moves, times its standard deviation."""
+        return self.center(x) * self.weight**0.5
+
+    def scaled(self, value: Tensor) -> Tensor:
+        return value if self.gain is None else value * self.gain
+
     def moments(self, x: Any) -> Moments:
-        mean, noise = mean_of(x), self.noise(x)
-        if self.gain is None:
-            return Moments(mean, x.variance + noise if is_moments(x) else noise)
-        return Moments(mean * self.gain, self.gain**2 * x.variance + noise if is_moments(x) else noise)
+        noise = self.noise(x)
+        if is_moments(x):
+            noise = self.scaled(self.scaled(x.variance)) + noise
+        return Moments(self.scaled(mean_of(x)), noise)
 
 
 def _elements(op: Any, mask_of: Callable[[float], Mask], reference: str) -> None:
@@ -78,7 +86,8 @@ def _elements(op: Any, mask_of: Callable[[float], Mask], reference: str) -> None
         mask = mask_of(p)
         # masks are independent, so elements are correlated as they were before
         gain = mask.gain
-        return attach(mask.moments(x), neighbours_of(x) if gain is None else scaled(x, lambda: gain))
+        told = neighbours_of(x) if gain is None else scaled(x, lambda: gain)
+        return share(attach(mask.moments(x), told), moved_direction(x, mask.scaled))
 
 
 def _channels(op: Any, mask_of: Callable[[float], Mask], reference: str) -> None:
@@ -92,7 +101,8 @@ def _channels(op: Any, mask_of: Callable[[float], Mask], reference: str) -> None
         if not train or p == 0:
             return x
         mask = mask_of(p)
-        return attach(mask.moments(x), _within_channels(x, mask))
+        out = attach(mask.moments(x), _within_channels(x, mask))
+        return share(out, mask.direction(x)) if out.mean.dim() > 2 else out
 
 
 def _channel_noise(x: Moments | Tensor, mask: Mask) -> Local:
@@ -101,7 +111,7 @@ def _channel_noise(x: Moments | Tensor, mask: Mask) -> Local:
     The part of x that is random itself is lost with them. That adds W Cov(x_i, x_j) within the
     channel, of which only the diagonal is known here: W V, element by element.
     """
-    direction, gain = mask.center(x) * mask.weight**0.5, mask.gain
+    direction = mask.direction(x)
 
     def spread(cotangent: Tensor) -> Tensor:
         along = cotangent * direction
@@ -109,7 +119,7 @@ def _channel_noise(x: Moments | Tensor, mask: Mask) -> Local:
 
     if isinstance(x, Moments):
         noise = mask.weight * x.variance
-        return Linear(lambda cotangent: [cotangent if gain is None else cotangent * gain], noise, spread)
+        return Linear(lambda cotangent: [mask.scaled(cotangent)], noise, spread)
     return Linear(lambda cotangent: [], None, spread)
 
 

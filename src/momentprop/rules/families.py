@@ -18,6 +18,7 @@ from momentprop.moments import Logits, Moments, is_moments, mean_of, variance_of
 from momentprop.neighbours import Neighbours, attach, scaled
 from momentprop.quadrature import NODES, Nodes, expectation
 from momentprop.registry import EXACT, EXACT_IF_GAUSSIAN, EXACT_IF_UNCORRELATED, Refusal, rule
+from momentprop.shared import alone, direction_of, moved_direction, share
 
 BY_QUADRATURE = "approximate: 13-point quadrature, if Gaussian"
 
@@ -116,7 +117,8 @@ def reshape(*ops: OpOverload) -> None:
     def make(op: OpOverload) -> Callable[..., Moments]:
         def propagate(x: Any, *args: Any, **kwargs: Any) -> Moments:
             rest = [mean_of(a) for a in args]
-            return Moments(op(mean_of(x), *rest, **kwargs), op(variance_of(x), *rest, **kwargs))
+            out = Moments(op(mean_of(x), *rest, **kwargs), op(variance_of(x), *rest, **kwargs))
+            return share(out, direction_of(x))
 
         return propagate
 
@@ -137,12 +139,14 @@ def linear_map(
     *ops: OpOverload,
     local: Callable[..., Local],
     neighbours: Callable[..., Neighbours] | None = None,
+    together: Callable[..., Tensor | None] | None = None,
     weight: int = 1,
     bias: int = 2,
 ) -> None:
     """y = W x + b: mean `W E + b`, variance `(W*W) V`; the arguments at `weight` and `bias` are W, b.
 
-    `neighbours` makes of V and the other arguments what the output tells about its neighbours' covariance.
+    `neighbours` makes of V and the other arguments what the output tells about its neighbours' covariance;
+    `together(x, direction, ...)`, the variance of what elements of a channel share (shared.py).
     """
 
     def make(op: OpOverload) -> Callable[..., Moments]:
@@ -150,7 +154,13 @@ def linear_map(
             squared = [
                 a * a if i == weight else None if i == bias else a for i, a in enumerate(args, start=1)
             ]
-            out = Moments(op(x.mean, *args, **kwargs), op(x.variance, *squared, **kwargs))
+            direction, variance, common = direction_of(x), x.variance, None
+            if together is not None and direction is not None:
+                common = together(x, direction, *args, **kwargs)
+                variance = alone(x) if common is not None else variance
+            variance = op(variance, *squared, **kwargs)
+            mean = op(x.mean, *args, **kwargs)
+            out = Moments(mean, variance if common is None else variance + common)
             return out if neighbours is None else attach(out, neighbours(x.variance, *args))
 
         return propagate
@@ -237,9 +247,10 @@ def averaged(op: Callable[..., Tensor], nodes: Nodes = NODES) -> Callable[..., t
 
 
 def affine(out: Moments, x: Moments, gain: Tensor | float) -> Moments:
-    """Give the output of gain * x + constant what x tells about its neighbours."""
-    same = out.shape == x.shape
-    return attach(out, scaled(x, lambda: gain)) if same else out
+    """Give the output of gain * x + constant what x tells about its neighbours and its channels."""
+    if out.shape != x.shape:
+        return out
+    return share(attach(out, scaled(x, lambda: gain)), moved_direction(x, lambda d: d * gain))
 
 
 def scaling(out: Moments, x: Moments, gain: Any) -> Local:
@@ -256,6 +267,12 @@ def gathered(cotangent: Tensor, shape: torch.Size) -> Tensor:
     if wide:
         cotangent = cotangent.sum([1 + added + d for d in wide], keepdim=True)
     return cotangent.sum(list(range(1, 1 + added))) if added else cotangent
+
+
+def lifted(deviations: Tensor, dim: int) -> Tensor:
+    """Deviations [R, *shape] of a value that is broadcast to so many dimensions."""
+    shape = deviations.shape
+    return deviations.reshape(shape[0], *[1] * (dim + 1 - deviations.dim()), *shape[1:])
 
 
 def shape_query(*ops: OpOverload) -> None:

@@ -16,4 +16,13 @@ def _dense(out: Moments, x: Moments, weight: Tensor, bias: Tensor | None = None)
     return Linear(lambda cotangent: [torch.matmul(cotangent, weight)])
 
 
-linear_map(aten.linear.default, local=_dense)
+def _together(x: Moments, direction: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """sum_c (W_c d_c)^2 behind flattened channels: as many products as W x has, channel by channel."""
+    if x.mean.dim() != 2 or direction.shape[0] != x.shape[0]:
+        return None
+    parts = direction.flatten(2).transpose(0, 1)  # [channels, batch, elements]
+    rows = weight.unflatten(1, (parts.shape[0], -1)).permute(1, 2, 0)
+    return torch.bmm(parts, rows).square().sum(0)
+
+
+linear_map(aten.linear.default, local=_dense, together=_together)

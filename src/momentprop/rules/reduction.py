@@ -12,6 +12,7 @@ from torch import Tensor
 from momentprop.local import Linear
 from momentprop.moments import Moments
 from momentprop.registry import EXACT_IF_UNCORRELATED, rule
+from momentprop.shared import share, variance_within
 
 aten = torch.ops.aten
 
@@ -54,9 +55,8 @@ def _spread(scale: Callable[[Moments, Any], Any]) -> Callable[..., Linear]:
 )
 def sum_(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Moments:
     """Variance: the sum of the variances."""
-    return Moments(
-        torch.sum(x.mean, dim, keepdim, dtype=dtype), torch.sum(x.variance, dim, keepdim, dtype=dtype)
-    )
+    out = torch.sum(x.mean, dim, keepdim, dtype=dtype)
+    return _reduced(x, out, dim, lambda v: torch.sum(v, dim, keepdim, dtype=dtype))
 
 
 @rule(
@@ -69,7 +69,17 @@ def sum_(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: Any = Non
 def mean(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Moments:
     """Variance: the mean of the variances, divided by the number of elements."""
     out = torch.mean(x.mean, dim, keepdim, dtype=dtype)
-    return Moments(out, torch.mean(x.variance, dim, keepdim, dtype=dtype) / _count(x, dim))
+    return _reduced(x, out, dim, lambda v: torch.mean(v, dim, keepdim, dtype=dtype), _count(x, dim))
+
+
+def _reduced(
+    x: Moments, out: Tensor, dim: Any, reduce: Callable[[Tensor], Tensor], count: Any = 1
+) -> Moments:
+    """Where only what elements of a channel share is added up, that is known (shared.py)."""
+    if min(_dims(dim, x.mean.dim()), default=0) < 2:
+        return Moments(out, reduce(x.variance) / count)
+    variance, direction = variance_within(x, lambda v: reduce(v) / count, reduce)
+    return share(Moments(out, variance), direction)
 
 
 def _unfolded(out: Moments, x: Moments, output_size: Any, *sizes: Any) -> Linear:

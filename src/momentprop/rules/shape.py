@@ -33,6 +33,7 @@ from momentprop.rules.moves import (
     swapped,
     unbound,
 )
+from momentprop.shared import direction_of, share
 
 aten = torch.ops.aten
 
@@ -162,7 +163,7 @@ shape_query(
     aten.view.default, aten._unsafe_view.default, exactness=EXACT, reference="moves values", local=same_order
 )
 def view(x: Moments, size: list[int]) -> Moments:
-    return Moments(x.mean.reshape(size), x.variance.reshape(size))
+    return share(Moments(x.mean.reshape(size), x.variance.reshape(size)), direction_of(x))
 
 
 @rule(aten.view_as.default, exactness=EXACT, reference="moves values", local=same_order)
