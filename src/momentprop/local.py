@@ -33,14 +33,14 @@ class Linear:
 
     `pull` maps a cotangent of the output to one for each random input, in the order of the arguments;
     `spread`, to its products with independent sources of unit variance, [K, batch, ...]: noise that
-    reaches several elements at once. `push` is the map itself, of deviations [R, *shape] of its one random
-    input, where the operator on plain values is another one.
+    reaches several elements at once. `push` is the map itself, of deviations [R, *shape] of each random
+    input, where the operator on plain values is another one: one that is not linear, or is not the map.
     """
 
     pull: Pull
     noise: Tensor | None = None
     spread: Callable[[Tensor], Tensor] | None = None
-    push: Callable[[Tensor], Tensor] | None = None
+    push: Callable[..., Tensor | None] | None = None  # None as its result: not known
 
 
 Local = Elementwise | Linear

@@ -97,7 +97,7 @@ class Sketch:
         if local.spread is not None:
             return None
         if local.push is not None:
-            return local.push(before[0]) if before else out.mean.new_zeros(_DEVIATIONS, *out.mean.shape)
+            return local.push(*before) if before else out.mean.new_zeros(_DEVIATIONS, *out.mean.shape)
         if not before:
             return out.mean.new_zeros(_DEVIATIONS, *[1] * out.mean.dim())
         moved = [on_means(j) for j in range(_DEVIATIONS)]

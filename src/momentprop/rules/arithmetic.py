@@ -10,7 +10,7 @@ from torch import Tensor
 from momentprop.local import Elementwise, Linear, Local
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
 from momentprop.registry import EXACT, EXACT_IF_UNCORRELATED, rule
-from momentprop.rules.families import affine, broadcast, gathered, scaling, squared
+from momentprop.rules.families import affine, broadcast, gathered, lifted, scaling, squared
 
 aten = torch.ops.aten
 
@@ -72,11 +72,16 @@ def _quotient(op: Any) -> None:
             first = [gathered(cotangent * inverse.mean, x.shape)] if is_moments(x) else []
             return [*first, gathered(cotangent * mean_of(x) * slope, divisor.shape)]
 
+        def push(*deviations: Tensor) -> Tensor:
+            n = out.mean.dim()
+            total = mean_of(x) * slope * lifted(deviations[-1], n)
+            return total + lifted(deviations[0], n) * inverse.mean if is_moments(x) else total
+
         second = mean_of(x) * mean_of(x)
         noise = second * own
         if is_moments(x):
             noise = noise + x.variance * inverse.variance
-        return Linear(pull, noise.expand_as(out.mean))
+        return Linear(pull, noise.expand_as(out.mean), push=push)
 
     exactness = "exact by a constant; by a random tensor approximate: log-normal, independent"
 

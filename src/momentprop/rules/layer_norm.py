@@ -120,7 +120,13 @@ def _local(out: Any, weight: Any, view: Callable[[Tensor], Tensor] | None = None
             return [statistics.pull(weighted)]
         return [statistics.pull(view(weighted)).reshape(weighted.shape)]
 
-    return Linear(pull, out._noise)
+    def push(deviations: Tensor) -> Tensor:
+        whole = deviations.expand(-1, *out.shape)
+        moved = statistics.pull(whole if view is None else view(whole))  # J is its own transpose
+        moved = moved.reshape(whole.shape)
+        return moved if weight is None else moved * weight
+
+    return Linear(pull, out._noise, push=push)
 
 
 def _last(x: Moments, shape: list[int]) -> list[int]:
@@ -196,8 +202,8 @@ def _per_channel(parameter: Tensor | None, x: Tensor, groups: int) -> Tensor | N
 def _group_norm(x: Moments, groups: int, weight: Any, bias: Any, eps: float) -> Moments:
     inner = _grouped(x, groups)
     dims = list(range(2, inner.mean.dim()))
-    factors = [_per_channel(p, x.mean, groups) for p in (weight, bias)]
-    out: Any = _normalize(inner, dims, *factors, eps)
+    weight, bias = (_per_channel(p, x.mean, groups) for p in (weight, bias))
+    out: Any = _normalize(inner, dims, weight, bias, eps)
     flat = Moments(out.mean.reshape(x.shape), out.variance.reshape(x.shape))
     return _attach(flat, out._statistics, out._noise.reshape(x.shape))
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from momentprop.local import Linear, Local
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
 from momentprop.registry import EXACT_IF_UNCORRELATED, rule
-from momentprop.rules.families import affine, broadcast, gathered, scaling, squared
+from momentprop.rules.families import affine, broadcast, gathered, lifted, scaling, squared
 from momentprop.stems import covariance_of, covariance_of_rows
 
 aten = torch.ops.aten
@@ -34,9 +34,13 @@ def _by_element(op: Any) -> None:
         def pull(cotangent: Tensor) -> list[Tensor]:
             return [gathered(cotangent * y.mean, x.shape), gathered(cotangent * x.mean, y.shape)]
 
+        def push(dx: Tensor, dy: Tensor) -> Tensor:
+            n = out.mean.dim()
+            return lifted(dx, n) * y.mean + x.mean * lifted(dy, n)
+
         shared = covariance_of(x, y)
         noise = x.variance * y.variance
-        return Linear(pull, noise if shared is None else noise + shared * shared)
+        return Linear(pull, noise if shared is None else noise + shared * shared, push=push)
 
     @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="product", local=local)
     def propagate(x: Any, y: Any) -> Moments:
@@ -95,8 +99,23 @@ def _matrix_local(op: Any, a: Any, b: Any, scale: float = 1) -> Linear:
         first = [_back_to_first(cotangent, a.mean, mean_of(b))] if is_moments(a) else []
         return [*first, _back_to_second(cotangent, mean_of(a), b.mean)] if is_moments(b) else first
 
+    def push(*deviations: Tensor) -> Tensor | None:
+        n = max(len(a.shape), len(b.shape))
+        if min(len(a.shape), len(b.shape)) < 2:
+            return None
+        total: Any = 0.0
+        if is_moments(a):
+            total = torch.matmul(_whole(deviations[0], a, n), mean_of(b))
+        if is_moments(b):
+            total = total + torch.matmul(mean_of(a), _whole(deviations[-1], b, n))
+        return total * scale
+
     noise = op(a.variance, b.variance) * (scale * scale) if is_moments(a) and is_moments(b) else None
-    return Linear(pull, noise)
+    return Linear(pull, noise, push=push)
+
+
+def _whole(deviations: Tensor, x: Moments, dim: int) -> Tensor:
+    return lifted(deviations.expand(deviations.shape[0], *x.shape), dim)
 
 
 def _of_matrices(op: Any) -> None:
@@ -122,7 +141,14 @@ def _affine_product(op: Any, mm: Any) -> None:
             added = [gathered(cotangent, x.shape) * beta] if is_moments(x) else []
             return [*added, *product.pull(cotangent)]
 
-        return Linear(pull, product.noise)
+        def push(*deviations: Tensor) -> Tensor | None:
+            factors = deviations[1:] if is_moments(x) else deviations
+            total = product.push(*factors) if factors and product.push is not None else 0.0
+            if total is None or not is_moments(x):
+                return total  # type: ignore[return-value]
+            return total + lifted(deviations[0], out.mean.dim()) * beta
+
+        return Linear(pull, product.noise, push=push)
 
     @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="product", local=local)
     def propagate(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Moments:

@@ -152,7 +152,10 @@ def _softmax_local(out: Moments, x: Moments, dim: int, dtype: torch.dtype | None
         weighted = cotangent * weight
         return [(weighted - p * weighted.sum(dim + 1, keepdim=True)).to(x.dtype)]
 
-    return Linear(pull)
+    def push(deviations: Tensor) -> Tensor:
+        return weight * (deviations - (p * deviations).sum(dim + 1, keepdim=True))
+
+    return Linear(pull, push=push)
 
 
 def _log_softmax_local(out: Moments, x: Moments, dim: int, dtype: torch.dtype | None = None) -> Linear:
@@ -164,7 +167,7 @@ def _log_softmax_local(out: Moments, x: Moments, dim: int, dtype: torch.dtype | 
     def pull(cotangent: Tensor) -> list[Tensor]:
         return [(cotangent - p * cotangent.sum(dim + 1, keepdim=True)).to(x.dtype)]
 
-    return Linear(pull)
+    return Linear(pull, push=lambda deviations: deviations - (p * deviations).sum(dim + 1, keepdim=True))
 
 
 def _softmax_rule(fidelity: str | None, log_mean: Any) -> None:
