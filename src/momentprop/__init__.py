@@ -13,6 +13,7 @@ from momentprop.errors import (
     NoDropoutError,
     RuleError,
     TraceError,
+    TraceNote,
 )
 from momentprop.insertion import with_dropout
 from momentprop.moments import Moments
@@ -40,6 +41,7 @@ __all__ = [
     "RuleError",
     "SampledMoments",
     "TraceError",
+    "TraceNote",
     "__version__",
     "activation",
     "classify",

@@ -169,7 +169,6 @@ def _run(
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.random.fork_rng())
         stack.enter_context(borrowed(model, copy_tensors=True))
         # the fused path of eval mode leaves out padding, which the model in training computes
         torch.backends.mha.set_fastpath_enabled(False)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 # Layers of torch.nn whose dropout depends on their training flag. Its other layers stay in eval mode, as
@@ -36,7 +39,8 @@ def armed(model: nn.Module, disarm: frozenset[str] = frozenset()) -> Iterator[No
 def borrowed(model: nn.Module, copy_tensors: bool = False) -> Iterator[None]:
     """Whatever happens to the model's modules meanwhile is forgotten: modes, attributes, hooks, lists.
 
-    With `copy_tensors` also what is written to buffers and other tensors, though not to parameters.
+    With `copy_tensors` also what is written to buffers and other tensors, though not to parameters. Random
+    number generators are put back too.
     """
     kept = [(module, module.__dict__) for module in model.modules()]
     copies: dict[int, Tensor] = {}
@@ -50,13 +54,15 @@ def borrowed(model: nn.Module, copy_tensors: bool = False) -> Iterator[None]:
             return copied
         return [fresh(item) for item in value] if type(value) is list else value
 
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng())
+        stack.callback(random.setstate, random.getstate())
+        if numpy := sys.modules.get("numpy"):
+            stack.callback(numpy.random.set_state, numpy.random.get_state())
         for module, attributes in kept:
+            stack.callback(object.__setattr__, module, "__dict__", attributes)
             object.__setattr__(module, "__dict__", {key: fresh(value) for key, value in attributes.items()})
         yield
-    finally:
-        for module, attributes in kept:
-            object.__setattr__(module, "__dict__", attributes)
 
 
 def is_armed(module: nn.Module) -> bool:

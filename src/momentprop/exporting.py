@@ -53,7 +53,6 @@ def export(
             armed(model, disarm),
             chances_decided(model),
             _masks_as_given(),
-            torch.random.fork_rng(),
             torch.no_grad(),
         ):
             warnings.simplefilter("ignore")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import random
 import re
 import sys
 import traceback
@@ -41,7 +40,6 @@ def chances_decided(model: nn.Module) -> Iterator[None]:
         raise BranchByChanceError(_message(model, probability, rates))
 
     with contextlib.ExitStack() as stack:
-        stack.callback(random.setstate, random.getstate())
         for place, names in _DRAWS.items():
             for name in names if place in sys.modules else ():
                 draw = getattr(sys.modules[place], name)
