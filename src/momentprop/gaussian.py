@@ -102,6 +102,15 @@ def safe_sqrt(variance: Tensor) -> Tensor:
     return variance.clamp_min(torch.finfo(variance.dtype).tiny ** 0.8).sqrt()
 
 
+def tail_moments(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """P(Z > a), E[(Z - a)+], E[(Z - a)+^2] and phi(a) for a >= 0, and a itself, bounded."""
+    a = a.clamp_max(_FAR)
+    g_ratio, h_ratio = _tail_ratios(a)
+    q = _root_density(a)
+    density = q * q
+    return q * (q * (h_ratio + a * g_ratio)), q * (q * g_ratio), q * (q * h_ratio), density, a
+
+
 def relu_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of max(X, 0) for X ~ N(mean, variance); exact.
 
@@ -201,62 +210,3 @@ def log_normal_cdf(x: Tensor) -> Tensor:
     lower = mills.log() - a * a * 0.5 - 0.5 * math.log(2 * math.pi)
     upper = torch.log1p(-(torch.exp(a * a * -0.5) * mills * (1 / math.sqrt(2 * math.pi))))
     return torch.where(x < 0, lower, upper)
-
-
-# sigmoid(x) = sum of w Phi(s x), to 3e-9: fitted by least squares on 0..45 (Monahan & Stefanski 1992)
-_SIGMOID = (
-    (0.00156311389013884, 0.2392959859687245),
-    (0.029389965772466463, 0.3106694870235198),
-    (0.13446467003100238, 0.39874405298081667),
-    (0.2744579600920082, 0.5107087220770474),
-    (0.31213070631058026, 0.6525718843822339),
-    (0.19338077259720304, 0.8315885925716114),
-    (0.05137911362046055, 1.0597646956637643),
-    (0.003233697686140237, 1.3658156267508992),
-)
-_SMALL_VARIANCE = 0.3
-
-
-def sigmoid_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Moments of sigmoid(X).
-
-    E[Phi(s X)] = Phi(r E) with r = s / sqrt(1 + s^2 V) for each term of the sum above, which is used for the
-    difference from sigmoid(E). Since sigmoid' = sigmoid - sigmoid^2, the variance is p (1 - p) - g, with p
-    the mean and g = dp/dE = E[sigmoid']. That cancels where V is small, so there it is the first terms of
-    its Hermite expansion, g^2 V + h^2 V^2 / 2 + t^2 V^3 / 6 with h, t the next derivatives of p.
-    """
-    p, g, h, t = _sigmoid_derivatives(mean, variance)
-    small = variance.clamp_max(_SMALL_VARIANCE)
-    expanded = small * (g * g + small * (h * h / 2 + small * (t * t / 6)))
-    p = p.clamp(0, 1)
-    direct = (p * (1 - p) - g).clamp_min(0)
-    return p, torch.where(variance < _SMALL_VARIANCE, expanded, direct)
-
-
-def sigmoid_gain(mean: Tensor, variance: Tensor) -> Tensor:
-    """E[sigmoid'(X)]."""
-    return _sigmoid_derivatives(mean, variance)[1]
-
-
-def _sigmoid_derivatives(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """E[sigmoid(X)] and its first three derivatives by the mean."""
-    p = torch.sigmoid(mean)
-    g = p * (1 - p)
-    h, t = g * (1 - 2 * p), g * (1 - 6 * g)
-    for weight, slope in _SIGMOID:
-        averaged = slope / (1 + slope * slope * variance).sqrt()
-        here, there = _phi_derivatives(mean, averaged), _phi_derivatives(mean, slope)
-        # differences first: without variance they are zero to the last digit
-        p = p + weight * (here[0] - there[0])
-        g = g + weight * (here[1] - there[1])
-        h = h + weight * (here[2] - there[2])
-        t = t + weight * (here[3] - there[3])
-    return p, g, h, t
-
-
-def _phi_derivatives(mean: Tensor, slope: Tensor | float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Phi(slope mean) - 1/2 and its first three derivatives by the mean."""
-    u = (slope * mean).clamp(-_FAR, _FAR)
-    density = torch.exp(u * u * -0.5) * ((1 / math.sqrt(2 * math.pi)) * slope)
-    value = 0.5 * torch.erf(u * math.sqrt(0.5))
-    return value, density, -density * slope * u, density * slope * slope * (u * u - 1)

@@ -61,9 +61,11 @@ def pays(n_inputs: int, n_units: int, drop_probability: float) -> bool:
 def find_jump(activation: fx.Node) -> Fused | None:
     """The dropout and the dense layer in front of an activation, if nothing else uses them and it pays."""
     rule = RULES.find(activation.target, "accurate")
-    if rule is None or not rule.elementwise or rule.local is None or len(activation.args) != 1:
+    if rule is None or not rule.elementwise or rule.local is None:
         return None
-    layer = activation.args[0]
+    layer, *constants = activation.args
+    if any(isinstance(value, fx.Node) for value in (*constants, *activation.kwargs.values())):
+        return None
     if not isinstance(layer, fx.Node) or layer.target is not aten.linear.default or len(layer.users) > 1:
         return None
     dropout, weight, bias = (*layer.args, None)[:3]
@@ -73,7 +75,8 @@ def find_jump(activation: fx.Node) -> Fused | None:
     n_units, n_inputs = weight.meta["val"].shape
     if not pays(n_inputs, n_units, drop_probability):  # type: ignore[arg-type]
         return None
-    return Fused(Jump(rule), (x, drop_probability, weight, bias), (dropout, layer))
+    jump = Jump(rule, tuple(constants), dict(activation.kwargs))
+    return Fused(jump, (x, drop_probability, weight, bias), (dropout, layer))
 
 
 @dataclass(frozen=True)
@@ -117,8 +120,11 @@ class Jumped(Moments):
 class Jump:
     """activation(linear(dropout(x))) as one operator, with its moments and its linear part."""
 
-    def __init__(self, activation: Rule) -> None:
+    def __init__(
+        self, activation: Rule, constants: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
+    ) -> None:
         self.activation = activation
+        self.constants, self.keywords = constants, keywords or {}  # the activation's further arguments
 
     def __call__(self, x: Any, drop_probability: float, weight: Tensor, bias: Tensor | None) -> Jumped:
         p, mean = drop_probability, mean_of(x)
@@ -188,7 +194,7 @@ class Jump:
         return Linear(pull, noise, spread)
 
     def _moments(self, mean: Tensor, variance: Tensor) -> Moments:
-        return self.activation.function(Moments(mean, variance))
+        return self.activation.function(Moments(mean, variance), *self.constants, **self.keywords)
 
     def _mean(self, mean: Tensor, variance: Tensor) -> Tensor:
         return self._moments(mean, variance).mean
@@ -196,7 +202,8 @@ class Jump:
     def _gain(self, mean: Tensor, variance: Tensor) -> Any:
         x = Moments(mean, variance)
         assert self.activation.local is not None
-        local = self.activation.local(self.activation.function(x), x)
+        out = self.activation.function(x, *self.constants, **self.keywords)
+        local = self.activation.local(out, x, *self.constants, **self.keywords)
         assert isinstance(local, Elementwise)
         return 1.0 if local.gain is None else local.gain
 

@@ -1,27 +1,246 @@
 import math
+import re
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import SampledRule, Samples, Setting, X, check_gradients, fixed, gaussian_samples, setting
+from properties import (
+    AnyRule,
+    C,
+    SampledRule,
+    Samples,
+    Setting,
+    X,
+    check_gradients,
+    fixed,
+    gaussian_samples,
+    moderate,
+    reason_of,
+    setting,
+)
+from torch import nn
 
-from momentprop.moments import Moments
+import momentprop as mp
+from momentprop.moments import Moments, is_moments
+from momentprop.registry import RULES
 
 aten = torch.ops.aten
 
-SETTINGS = [
-    Setting(aten.relu.default, (X(),), n_samples=100_000),
-    Setting(aten.relu.default, (X(20),), n_samples=100_000),
-    Setting(aten.relu.default, (X(2, 3, 2, 2),), n_samples=100_000),
-    Setting(aten.sigmoid.default, (X(),), n_samples=100_000),
-    Setting(aten.sigmoid.default, (X(20),), n_samples=100_000),
+EXACT = [
+    Setting(op, args, kwargs, n_samples=100_000)
+    for op, args, kwargs in [
+        (aten.relu.default, (X(),), {}),
+        (aten.relu.default, (X(20),), {}),
+        (aten.relu.default, (X(2, 3, 2, 2),), {}),
+        (aten.leaky_relu.default, (X(20),), {}),
+        (aten.leaky_relu.default, (X(20), 0.3), {}),
+        (aten.leaky_relu.default, (X(20), -0.3), {}),
+        (aten.prelu.default, (X(20), C(1)), {}),
+        (aten.prelu.default, (X(2, 3, 2, 2), C(3)), {}),
+        (aten.prelu.default, (X(5, 3), C(3)), {}),
+        (aten.abs.default, (X(20),), {}),
+        (aten.relu6.default, (X(20),), {}),
+        (aten.hardtanh.default, (X(20),), {}),
+        (aten.hardtanh.default, (X(20), -0.1, 2), {}),
+        (aten.softshrink.default, (X(20),), {}),
+        (aten.softshrink.default, (X(20), 1.5), {}),
+        (aten.hardshrink.default, (X(20),), {}),
+        (aten.threshold.default, (X(20), 0.3, -2.0), {}),
+        (aten.clamp.default, (X(20), -0.5, 0.5), {}),
+        (aten.clamp.default, (X(20), None, 0.5), {}),
+        (aten.clamp.default, (X(20), -1), {}),
+        (aten.clamp.Tensor, (X(2, 3), C(3), None), {}),
+        (aten.clamp_min.default, (X(20), 0.2), {}),
+        (aten.clamp_min.Tensor, (X(2, 3), C(3)), {}),
+        (aten.clamp_max.default, (X(20), 0.2), {}),
+        (aten.clamp_max.Tensor, (X(2, 3), C(3)), {}),
+        (aten.sin.default, (X(20),), {}),
+        (aten.cos.default, (X(20),), {}),
+        (aten.square.default, (X(20),), {}),
+        (aten.pow.Tensor_Scalar, (X(20), 2), {}),
+        (aten.erf.default, (X(20),), {}),
+    ]
+]
+SMOOTH = [
+    Setting(aten.sigmoid.default, (X(),)),
+    Setting(aten.sigmoid.default, (X(20),)),
+    Setting(aten.tanh.default, (X(20),)),
+    Setting(aten.gelu.default, (X(20),)),
+    Setting(aten.gelu.default, (X(20),), {"approximate": "tanh"}),
+    Setting(aten.silu.default, (X(2, 3),)),
+    Setting(aten.hardsigmoid.default, (X(20),)),
+    Setting(aten.mish.default, (X(20),)),
+    Setting(aten.softplus.default, (X(20),)),
+    Setting(aten.softplus.default, (X(20), 2, 30)),
+    Setting(aten.log_sigmoid.default, (X(20),)),
+    Setting(aten.elu.default, (X(20),)),
+    Setting(aten.elu.default, (X(20), 0.7)),
+    Setting(aten.celu.default, (X(20), 2.0)),
+    Setting(aten.selu.default, (X(20),)),
+    Setting(aten.hardswish.default, (X(20),)),
+    Setting(aten.atan.default, (X(20),)),
+    Setting(aten.exp.default, (X(20),)),
+    Setting(aten.expm1.default, (X(20),)),
 ]
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
-class TestActivation(SampledRule):
+def of_positive(args):
+    """Means away from zero and above, as the operator needs them."""
+    return tuple(Moments(a.mean.abs() + 0.5, a.variance) if is_moments(a) else a for a in args)
+
+
+class Positive(Setting):
+    def arguments(self, dtype=torch.float64, draw=moderate, seed=0):
+        return of_positive(super().arguments(dtype, draw, seed))
+
+
+POSITIVE = [
+    Positive(aten.log.default, (X(20),)),
+    Positive(aten.log1p.default, (X(20),)),
+    Positive(aten.sqrt.default, (X(20),)),
+    Positive(aten.rsqrt.default, (X(20),)),
+    Positive(aten.reciprocal.default, (X(20),)),
+    Positive(aten.pow.Tensor_Scalar, (X(20), 0.5)),
+    Positive(aten.pow.Tensor_Scalar, (X(20), 1.5)),
+    Positive(aten.pow.Tensor_Scalar, (X(20), -2)),
+]
+
+
+@pytest.mark.parametrize("setting", EXACT, ids=str)
+class TestExact(SampledRule):
     pass
+
+
+@pytest.mark.parametrize("setting", SMOOTH, ids=str)
+class TestSmooth(AnyRule):
+    pass
+
+
+@pytest.mark.parametrize("setting", POSITIVE, ids=str)
+class TestPositive(AnyRule):
+    def test_agrees_with_sampling(self, setting):
+        """Of a log-normal input with these moments."""
+        (x, *rest) = setting.arguments()
+        x = Moments(x.mean, x.variance.clamp_max(0.1))
+        offset = 1 if setting.op is aten.log1p.default else 0  # it is 1 + X that is log-normal
+        s2 = torch.log1p(x.variance / (x.mean + offset) ** 2)
+        normal = gaussian_samples(Moments(torch.log(x.mean + offset) - s2 / 2, s2), 50_000)
+        inputs = torch.exp(normal) - offset
+        values = setting.op(inputs, *rest)
+        out = setting.rule(x, *rest)
+        Samples(values).assert_agrees(out)
+        covariance = ((values - values.mean(0)) * (inputs - x.mean)).mean(0)
+        gain = setting.rule.local(out, x, *rest).gain
+        torch.testing.assert_close(gain, covariance / x.variance, rtol=0.05, atol=0)
+
+
+Z = torch.linspace(-12, 12, 12_001, dtype=torch.float64)
+MEANS = torch.linspace(-6, 6, 49, dtype=torch.float64)[:, None]
+STDS = torch.tensor([1e-6, 1e-4, 1e-2, 0.1, 0.34, 0.35, 0.69, 0.7, 1, 2, 3, 10], dtype=torch.float64)
+
+
+def integrated(f):
+    """Mean, variance and gain of f, [means, stds]: the trapezoidal rule over 12 standard deviations."""
+    weight = torch.exp(-Z * Z / 2) / math.sqrt(2 * math.pi)
+    center = f(MEANS)
+    deviation = f(MEANS[..., None] + STDS[:, None] * Z) - center[..., None]
+    shift = torch.trapezoid(deviation * weight, Z)
+    variance = torch.trapezoid((deviation - shift[..., None]).square() * weight, Z)
+    return center + shift, variance, torch.trapezoid(deviation * Z * weight, Z) / STDS
+
+
+def stated_bounds(exactness: str) -> torch.Tensor:
+    """One for each of STDS, as in "to 0.2 % for s <= 1, 1 % for s <= 3"; elsewhere that of an exact rule."""
+    bounds = torch.full_like(STDS, 1e-5)
+    for percent, limit in reversed(re.findall(r"([\d.]+) % for s <= ([\d.]+)", exactness)):
+        bounds = torch.where(float(limit) >= STDS, float(percent) / 100, bounds)
+    return bounds
+
+
+LISTED = [s for s in EXACT + SMOOTH if not any(isinstance(a, C) for a in s.args)]
+GROWING = (aten.exp.default, aten.expm1.default)
+
+
+@pytest.mark.parametrize("setting", LISTED, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_stated_bounds(setting, dtype):
+    """The errors of mean and std relative to the largest std over all means, that of the gain absolutely."""
+    mean, variance, gain = integrated(lambda x: setting.op(x, *setting.args[1:], **setting.kwargs))
+    x = Moments(MEANS.expand_as(mean).to(dtype), STDS.square().expand_as(mean).to(dtype))
+    out = setting.rule(x, *setting.args[1:], **setting.kwargs)
+    local = setting.rule.local(out, x, *setting.args[1:], **setting.kwargs)
+    scale = variance.sqrt().amax(0)
+    bound = stated_bounds(setting.rule.exactness)
+    jumps = setting.op in (aten.hardshrink.default, aten.threshold.default)
+    bound = bound + 2e-3 * jumps  # the integral's own error there
+    kinked = setting.op in (aten.elu.default, aten.selu.default, aten.hardswish.default)
+    if dtype == torch.float32:
+        bound = torch.where(STDS < 0.01, math.inf, bound + 1e-4)  # rounding; smaller ones below
+    elif kinked:
+        bound = torch.where(STDS < 1e-5, math.inf, bound)
+    most = torch.finfo(dtype).eps * 8 * mean.abs().amax(0)
+    kept = STDS <= 3 if setting.op in GROWING else STDS <= 10
+    mean_error, std_error = (out.mean - mean).abs(), (out.std - variance.sqrt()).abs()
+    gain_error = (local.gain - gain).abs() / gain.abs().amax(0).clamp_min(1)
+    off_jump = ((MEANS.abs() - 0.5).abs() > 1e-3) & ((MEANS - 0.3).abs() > 1e-3) if jumps else MEANS < 99
+    assert (mean_error <= bound * scale + most)[off_jump & kept].all()
+    assert (std_error <= bound * scale)[off_jump & kept].all()
+    assert (gain_error <= bound)[off_jump & kept & (STDS > 1e-2)].all()
+
+
+@pytest.mark.parametrize("op", [aten.gelu.default, aten.silu.default, aten.tanh.default], ids=str)
+def test_small_std_in_float32(op):
+    """Down to where the points of a quadrature are the same number, std is f' times that of the input."""
+    mean = torch.linspace(-3, 3, 31)
+    slope = torch.func.vmap(torch.func.grad(op))(mean.double())
+    for std in (1e-12, 1e-8, 1e-6, 1e-4, 1e-3):
+        out = setting(op).rule(Moments(mean, std**2))
+        torch.testing.assert_close(out.mean, op(mean), rtol=1e-6, atol=1e-6)
+        assert ((out.std / std - slope.abs()).abs() < 1e-4).all()
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 4, 5, 8])
+def test_whole_powers_are_exact(exponent):
+    mean = torch.linspace(-2, 2, 21, dtype=torch.float64)
+    x = Moments(mean, 0.3)
+    rule = setting(aten.pow.Tensor_Scalar).rule
+    out = rule(x, exponent)
+    order = torch.arange(2 * exponent + 1)
+    moments = torch.zeros(len(order), len(mean), dtype=torch.float64)  # E[X^n], by their recursion
+    for n in order.tolist():
+        before = [moments[n - 1] if n else 0 * mean, moments[n - 2] if n > 1 else 0 * mean]
+        moments[n] = mean * before[0] + (n - 1) * 0.3 * before[1] if n else 1.0
+    torch.testing.assert_close(out.mean, moments[exponent], rtol=1e-11, atol=1e-11)
+    variance = moments[2 * exponent] - moments[exponent] ** 2
+    torch.testing.assert_close(out.variance, variance, rtol=1e-9, atol=1e-9)
+    slope = exponent * moments[exponent - 1] if exponent else 0 * mean
+    torch.testing.assert_close(rule.local(out, x, exponent).gain, slope, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", POSITIVE, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_what_should_be_positive_may_be_anything(case, dtype):
+    mean = torch.tensor([-1e6, -1.0, -1e-20, 0.0, 1e-30, 1e-20, 1e-6, 1.0, 1e6], dtype=dtype)[:, None]
+    variance = torch.tensor([0.0, 1e-30, 1e-10, 1.0, 1e12], dtype=dtype).expand(9, 5)
+    leaves = [mean.expand(9, 5).clone().requires_grad_(), variance.clone().requires_grad_()]
+    x = Moments(*leaves)
+    out = case.rule(x, *case.args[1:])
+    local = case.rule.local(out, x, *case.args[1:])
+    values = (out.mean, out.variance, local.gain, local.noise)
+    assert all(v.isfinite().all() for v in values[: 4 if case.args[1:] != (-2,) else 1])
+    assert (out.variance >= 0).all()
+    gradients = torch.autograd.grad((out.mean.clamp(-1e6, 1e6)).sum(), leaves)
+    assert all(not g.isnan().any() for g in gradients)
+
+
+def test_reciprocal_of_what_is_negative():
+    rule = setting(aten.reciprocal.default).rule
+    x, y = Moments(torch.tensor([2.0]), 0.1), Moments(torch.tensor([-2.0]), 0.1)
+    out, mirrored = rule(x), rule(y)
+    assert torch.equal(out.mean, -mirrored.mean)
+    assert torch.equal(out.variance, mirrored.variance)
+    assert torch.equal(rule.local(out, x).gain, rule.local(mirrored, y).gain)
 
 
 @pytest.mark.parametrize("std", [1e-3, 1.0, 1e3])
@@ -33,9 +252,22 @@ def test_relu_agrees_with_sampling_around_its_kink(std):
 
 
 @pytest.mark.parametrize("mean", [None, 0.0], ids=["moderate", "E=0"])
-def test_relu_gradients_are_right(mean):
-    """At mean 0 in particular: there the plain operator has a kink, its moments have none."""
-    check_gradients(setting(aten.relu.default, X(10)), fixed(mean=mean))
+@pytest.mark.parametrize(
+    "case",
+    [
+        setting(aten.relu.default, X(10)),
+        setting(aten.leaky_relu.default, X(10), 0.2),
+        setting(aten.hardtanh.default, X(10)),
+        setting(aten.gelu.default, X(10)),
+        setting(aten.tanh.default, X(10)),
+        setting(aten.exp.default, X(10)),
+        Positive(aten.rsqrt.default, (X(10),)),
+    ],
+    ids=str,
+)
+def test_gradients_are_right(case, mean):
+    """At mean 0 in particular: there the plain ReLU has a kink, its moments have none."""
+    check_gradients(case, fixed(mean=mean))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -68,7 +300,7 @@ def test_sigmoid_agrees_with_integration(dtype):
     """Mean, variance and gain, by the trapezoidal rule over 12 standard deviations, in float64."""
     mean = torch.tensor([-30.0, -8, -3, -1, -0.2, 0, 0.5, 2, 6, 20], dtype=torch.float64)[:, None]
     variance = 10 ** torch.linspace(-10, 5, 46, dtype=torch.float64)
-    variance = torch.cat([variance, torch.tensor([0.299, 0.301], dtype=torch.float64)])
+    variance = torch.cat([variance, torch.tensor([0.479, 0.481], dtype=torch.float64)])
     z = torch.linspace(-12, 12, 40_001, dtype=torch.float64)
     weight = torch.exp(-z * z / 2) / math.sqrt(2 * math.pi)
     p = torch.sigmoid(mean[..., None] + variance.sqrt()[:, None] * z)
@@ -80,10 +312,9 @@ def test_sigmoid_agrees_with_integration(dtype):
     out = rule(x)
     precision = 2e-8 if dtype == torch.float64 else 3e-7
     assert (out.mean - exact_mean).abs().max() < precision
-    assert (rule.local(out, x).gain - gain).abs().max() < precision
-    assert ((out.variance - exact).abs() <= 2e-3 * exact + precision).all()
-    moderate = (mean.abs() < 4) & (variance > 1e-9)
-    assert ((out.variance / exact - 1).abs() < 2e-3)[moderate].all()
+    small = 0 if dtype == torch.float64 else 1e-5  # differences over points as close as rounding allows
+    assert ((rule.local(out, x).gain - gain).abs() < precision + small).all()
+    assert ((out.variance - exact).abs() <= 1e-4 * exact + precision).all()
 
 
 def test_sigmoid_at_variance_zero():
@@ -92,3 +323,85 @@ def test_sigmoid_at_variance_zero():
     torch.testing.assert_close(out.mean, x.sigmoid(), rtol=1e-6, atol=0)
     assert (out.variance == 0).all()
     assert torch.equal(out.logits.moments.mean, x)
+
+
+def test_other_arguments_must_be_constant():
+    assert "weight is random" in reason_of(setting(aten.prelu.default, X(2, 3), C(3)), "self", "weight")
+    assert "min is random" in reason_of(setting(aten.clamp.Tensor, X(2, 3), C(3)), "self", "min")
+
+
+class Activated(nn.Module):
+    def __init__(self, op):
+        super().__init__()
+        self.op = op
+
+    def forward(self, x):
+        return self.op(x)
+
+
+@pytest.fixture(scope="module")
+def own():
+    """An operator of one's own: a sine with a frequency."""
+
+    @torch.library.custom_op("tests::wave", mutates_args=())
+    def wave(x: torch.Tensor, frequency: float = 1.0) -> torch.Tensor:
+        return torch.sin(frequency * x)
+
+    wave.register_fake(lambda x, frequency=1.0: torch.empty_like(x))
+    op = torch.ops.tests.wave.default
+    mp.activation(op)
+    yield op
+    RULES.remove(op)
+
+
+@pytest.mark.parametrize("fidelity", ["paper", "accurate"])
+def test_an_activation_of_ones_own(own, fidelity):
+    """In one line; compared with the rule for sine."""
+    torch.manual_seed(0)
+    first, last = nn.Linear(8, 16), nn.Linear(16, 2)
+    x = torch.randn(4, 8)
+
+    def converted(op):
+        model = nn.Sequential(first, nn.Dropout(0.5), nn.Linear(16, 16), Activated(op), last)
+        model[2].load_state_dict(hidden.state_dict())
+        return mp.convert(model.eval(), x, fidelity)(x)
+
+    hidden = nn.Linear(16, 16)
+    mine, theirs = converted(lambda t: own(t, 1.0)), converted(torch.sin)
+    torch.testing.assert_close(mine.mean, theirs.mean, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(mine.variance, theirs.variance, rtol=1e-4, atol=1e-6)
+
+
+def test_a_rule_is_not_replaced_by_accident(own):
+    with pytest.raises(mp.RuleError, match="already has a rule"):
+        mp.activation(own)
+    mp.activation(own, override=True)
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [nn.GELU("tanh"), nn.LeakyReLU(0.3), nn.Hardtanh(-0.2, 0.3), nn.PReLU(), nn.Tanh(), nn.SiLU()],
+    ids=str,
+)
+def test_activations_in_a_network_against_sampling(activation):
+    """With their further arguments, where each unit is conditioned on its inputs (jump.py) too."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 8)
+    model = nn.Sequential(nn.Dropout(0.1), nn.Linear(8, 32), activation, nn.Dropout(0.2), nn.Linear(32, 2))
+    out = mp.convert(model.eval(), x, "accurate")(x).detach()
+    sampled = mp.monte_carlo(model, x, n_samples=4000)
+    assert ((out.std / sampled.std - 1).abs() < 0.08).all()
+    assert ((out.mean - sampled.mean).abs() < 0.1 * sampled.std).all()
+
+
+def test_activations_compile():
+    torch.manual_seed(0)
+    layers = [
+        nn.Sequential(nn.Linear(16, 16), activation) for activation in (nn.GELU(), nn.PReLU(16), nn.Tanh())
+    ]
+    model = nn.Sequential(nn.Dropout(0.5), *layers, nn.Linear(16, 2)).eval()
+    x = torch.randn(3, 16)
+    bnn = mp.convert(model, x, "accurate")
+    with torch.no_grad():
+        compiled = torch.compile(bnn, backend="aot_eager", fullgraph=True)(x)
+    torch.testing.assert_close(compiled.variance, bnn(x).variance)
