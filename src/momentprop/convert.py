@@ -16,6 +16,7 @@ import momentprop.rules  # noqa: F401  (registers the rules)
 from momentprop.adjoint import TwoSweeps
 from momentprop.coverage import analyze
 from momentprop.decompose import decompose
+from momentprop.dropconnect import fold_random_weights
 from momentprop.errors import (
     CovarianceError,
     FidelityNote,
@@ -105,7 +106,7 @@ def convert(
 
 def cover(traced: Trace, fidelity: str, uncertain: Sequence[bool], unsupported: str = "error") -> Trace:
     """The trace with operators that have no rule decomposed, else marked; raises if any remains."""
-    traced = expand_recurrent(traced, uncertain)
+    traced = fold_random_weights(expand_recurrent(traced, uncertain), fidelity)
     coverage = analyze(traced.graph, fidelity, _random_inputs(traced, uncertain))
     if not coverage.sources and not any(uncertain):
         raise NoDropoutError(

@@ -22,7 +22,7 @@ from torch import fx
 
 from momentprop.coverage import creates_noise
 from momentprop.errors import MissingRuleError
-from momentprop.nodes import emit
+from momentprop.nodes import emit, remove_unused
 from momentprop.registry import RULES, bind
 from momentprop.trace import Trace, place_of
 
@@ -86,7 +86,7 @@ def expand_recurrent(trace: Trace, uncertain: Sequence[bool]) -> Trace:
     copy = dataclasses.replace(trace, graph=trace.copy_graph())
     inputs = [node for node, random in zip(copy.input_nodes, uncertain, strict=True) if random]
     changed = _Expansion(copy.graph, set(inputs)).run()
-    copy.graph.eliminate_dead_code()
+    remove_unused(copy.graph)
     copy.graph.lint()
     return copy if changed else trace
 
