@@ -10,7 +10,11 @@ derivative to multiply deviations with, J d is half the difference of f at E + d
 `unsupported="sample"`: f at 32 fixed points and their mirror images, N(E, V) element by element; mean and
 variance are those of the results. Points outside the domain of f, where it is not finite, are left out. For
 the deviations, Stein's E[f'] (local.py): where f works element by element, by regression of f on its input;
-elsewhere J on average over 8 points, and noise for what changes f alike in a point and its mirror image.
+elsewhere J on average over 16 points, and noise for what changes f alike in a point and its mirror image.
+
+Measured against large samples: element by element, mean to 0.02 std and std to 6 % (sinc over one std);
+elsewhere mean to 0.1 std, std to 15 %, in tier `accurate` 25 % (sort, the worst of those tried;
+log-cumsum-exp 2 %).
 
 Results that are no real numbers (indices, comparisons) are taken at the mean and count as known.
 
@@ -31,7 +35,7 @@ from momentprop.errors import MissingRuleError
 from momentprop.gaussian import safe_sqrt
 from momentprop.local import Elementwise, Linear, Local
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
-from momentprop.probes import Columns, grouped, groups, sampled
+from momentprop.probes import Columns, grouped, groups, points, sampled
 from momentprop.registry import Rule
 from momentprop.rules.families import gathered
 from momentprop.site import Program, Site
@@ -39,7 +43,7 @@ from momentprop.trace import place_of
 
 UNSUPPORTED = ("error", "linearize", "sample")
 _PAIRS = 32  # points of a sample, with as many mirror images
-_JACOBIANS = 4  # pairs of points over which a Jacobian is averaged
+_JACOBIANS = 8  # pairs of points over which a Jacobian is averaged
 _FROM_POINTS = f"estimated from {2 * _PAIRS} points"
 _SHAPED_BY_DATA = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
@@ -110,6 +114,9 @@ class Fallback:
 
     def __init__(self, site: Site) -> None:
         self.site = site
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Fallback:
+        return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         values = self.site.values(args, kwargs)
@@ -187,27 +194,34 @@ class LinearizedPointwise(Pointwise):
 class SampledPointwise(Pointwise):
     exactness = _FROM_POINTS
 
-    def moments(self, means: list[Any], variances: list[Tensor]) -> list[Any]:
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
         # one column for all elements of an input: they do not meet
-        columns = [Columns(i, (1,) * v.dim()) for i, v in enumerate(variances)]
+        self.columns = [Columns(i, (1,) * len(shape)) for i, shape in enumerate(site.shapes)]
+        self.table = points(_PAIRS, self.columns)
+        # regression on all inputs together: their points are not quite uncorrelated
+        self.solve = torch.linalg.inv(self.table.T @ self.table / _PAIRS).tolist()
+
+    def moments(self, means: list[Any], variances: list[Tensor]) -> list[Any]:
         stds = [safe_sqrt(v) for v in variances]
-        ones = [torch.ones_like(v) for v in variances]
+        units = sampled([torch.ones_like(v) for v in variances], self.columns, self.table)
         sample = Sample(self.site, means)
         along: list[Any] = [0.0 for _ in stds]
-        size: list[Any] = [0.0 for _ in stds]
-        units = sampled(ones, columns, _PAIRS)
+        count: Any = 0.0
         for k in range(_PAIRS):
             unit = units(k)
             for sign in (1.0, -1.0):
                 deviations = [sign * std * u for std, u in zip(stds, unit, strict=True)]
                 ((moved, inside),) = sample.add(deviations)
                 along = [a + sign * u * moved for a, u in zip(along, unit, strict=True)]
-                size = [s + u * u * inside for s, u in zip(size, unit, strict=True)]
+                count = count + inside
         (out,) = self.packed(*sample.moments())
-        out.gains = [
-            torch.where(std > 0, a / (s * std).clamp_min(torch.finfo(a.dtype).tiny), 0.0)
-            for a, s, std in zip(along, size, stds, strict=True)
-        ]
+        out.gains = []
+        for row, std in zip(self.solve, stds, strict=True):
+            slope: Any = 0.0
+            for weight, a in zip(row, along, strict=True):
+                slope = slope + weight * a
+            out.gains.append(slope / (count.clamp_min(1) * std))
         return [out]
 
 
@@ -280,12 +294,17 @@ class Linearized(General):
 class Sampled(General):
     exactness = _FROM_POINTS
 
+    def __init__(self, site: Site, accurate: bool) -> None:
+        super().__init__(site, accurate)
+        self.table = points(_PAIRS, self.columns)
+        self.few = points(_JACOBIANS, self.columns)
+
     def moments(self, means: list[Any], variances: list[Tensor]) -> list[Any]:
         sample = Sample(self.site, means)
-        points = sampled([safe_sqrt(v) for v in variances], self.columns, _PAIRS)
+        point = sampled([safe_sqrt(v) for v in variances], self.columns, self.table)
         odd: list[Any] = [0.0] * sum(self.site.results)
         for k in range(_PAIRS):
-            deviations = points(k)
+            deviations = point(k)
             there = sample.add(deviations)
             back = sample.add([-d for d in deviations])
             halves = [(a - b) / 2 for (a, _), (b, _) in zip(there, back, strict=True)]
@@ -298,12 +317,12 @@ class Sampled(General):
     def pulled(self, cotangents: list[Tensor], means: list[Any], variances: list[Tensor]) -> list[Tensor]:
         """The transposed Jacobian, on average over a few points."""
         assert self.transposed is not None
-        points = sampled([safe_sqrt(v) for v in variances], self.columns, _JACOBIANS)
+        few = sampled([safe_sqrt(v) for v in variances], self.columns, self.few)
         total: list[Any] = [0.0] * len(variances)
         count: list[Any] = [0.0] * len(variances)
         for k in range(_JACOBIANS):
             for sign in (1.0, -1.0):
-                point = self.site.shifted(means, [sign * d for d in points(k)])
+                point = self.site.shifted(means, [sign * d for d in few(k)])
                 found = list(self.transposed(*cotangents, *point))
                 inside = [torch.isfinite(f) for f in found]
                 total = [t + torch.where(i, f, 0.0) for t, f, i in zip(total, found, inside, strict=True)]

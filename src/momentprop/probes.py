@@ -8,7 +8,6 @@ sign; so a sample's result does not depend on its place in the batch.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ _PRIME = (
     61  # groups of more elements than that: neighbours in a dimension of usual size are in different ones
 )
 _MOST_COLUMNS = 4096
+_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -86,35 +86,45 @@ def grouped(stds: Sequence[Tensor], columns: Sequence[Columns]) -> Deviations:
     ]
 
 
-def sampled(stds: Sequence[Tensor], columns: Sequence[Columns], pairs: int) -> Deviations:
-    """For every point of a sample, the deviations of all inputs; their mirror images are to be taken too."""
-    table = points(pairs, min(sum([c.count for c in columns]), _MOST_COLUMNS))
+def sampled(stds: Sequence[Tensor], columns: Sequence[Columns], table: Tensor) -> Deviations:
+    """For every row of a table of points, the deviations of all inputs."""
     width = table.shape[1]
     numbers = [c.numbers(std.device) for c, std in zip(columns, stds, strict=True)]
     signed = [std * c.sample_signs(std) for std, c in zip(stds, columns, strict=True)]
     tables = [table.to(std.device, std.dtype) for std in stds]
     return lambda k: [  # columns beyond the table: its own, in another order
-        s * t[(k + n // width) % pairs, n % width] for s, t, n in zip(signed, tables, numbers, strict=True)
+        s * t[(k + n // width) % table.shape[0], n % width]
+        for s, t, n in zip(signed, tables, numbers, strict=True)
     ]
 
 
-@functools.cache
-def points(pairs: int, n_columns: int) -> Tensor:
+def points(pairs: int, columns: Sequence[Columns]) -> Tensor:
     """[pairs, columns]: together with their negatives, points of standard normal variables.
 
-    Every column is a shuffle of the normal distribution's quantiles, with mean square 1. Columns of one
-    block, half as many as there are pairs, are exactly uncorrelated, others nearly so.
+    Every column is a shuffle of the normal distribution's quantiles, scaled to mean square 1. Columns of one
+    block, half as many as there are pairs, are uncorrelated to 0.05 where there are 32 pairs; others as
+    chance has it (rms 0.16).
     """
+    n_columns = min(sum([c.count for c in columns]), _MOST_COLUMNS)
     generator = torch.Generator("cpu").manual_seed(0)
     level = (torch.arange(pairs, dtype=torch.float64, device="cpu") + 0.5) / pairs
     quantiles = torch.erfinv(level) * 2**0.5
+    quantiles = quantiles / quantiles.square().mean().sqrt()
     order = torch.rand(n_columns, pairs, generator=generator, device="cpu").argsort(1)
     signs = torch.randint(0, 2, (n_columns, pairs), generator=generator, device="cpu") * 2 - 1
-    blocks = (quantiles[order] * signs).split(pairs // 2)
-    orthogonal = [torch.linalg.qr(block.T) for block in blocks]
-    return torch.cat([q * r.diagonal().sign() for q, r in orthogonal], 1) * pairs**0.5
+    blocks = list((quantiles[order] * signs).split(max(pairs // 2, 1)))
+    for i, block in enumerate(blocks):
+        for _ in range(_ROUNDS):  # made orthogonal, then quantiles again, in the same order
+            q, r = torch.linalg.qr(block.T)
+            block = (q * r.diagonal().sign()).T
+            block = quantiles[block.abs().argsort(1).argsort(1)] * block.sign()
+        blocks[i] = block
+    return torch.cat(blocks).T
 
 
 def _signs(numbers: Tensor) -> Tensor:
-    """A sign for every number, as good as random: Knuth's multiplicative hash."""
-    return 1 - 2 * ((numbers * 2654435761 >> 15) & 1)
+    """A sign for every number, as good as random: one bit of a 32-bit hash (Wellons 2018)."""
+    bits = numbers + 1
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        bits = ((bits ^ (bits >> shift)) * factor) & 0xFFFFFFFF
+    return 1 - 2 * ((bits >> 16) & 1)

@@ -32,7 +32,6 @@ class Site:
     spec: pytree.TreeSpec
     positions: tuple[int, ...]  # of the values among them
     examples: tuple[Any, ...]  # of the values: fake
-    nodes: tuple[fx.Node, ...]  # that give the values
     inputs: tuple[tuple[int, ...], ...]  # of every random input, where it stands among the values
     results: tuple[bool, ...]  # of every result, whether it holds real numbers
     is_list: bool
@@ -58,11 +57,13 @@ class Site:
             spec,
             tuple(positions),
             tuple(flat[i] for i in positions),
-            tuple(nodes),
             tuple(inputs),
             tuple(is_real(v) for v in results),
             isinstance(value, (list, tuple)),
         )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Site:
+        return self
 
     @property
     def shapes(self) -> list[Any]:
@@ -181,14 +182,16 @@ class Site:
     def _traced(self, function: Program, first: Sequence[Tensor]) -> Program:
         with self._mode():
             # tensors of their own: the same one twice would be one input of the program
-            own = [torch.empty_like(v) if isinstance(v, Tensor) else v for v in [*first, *self.examples]]
+            given = [*first, *self.examples]
+            own = [v.new_empty(v.shape) if isinstance(v, Tensor) else v for v in given]
             program = make_fx(function)(*own)
         for node in program.graph.nodes:
             if node.target is torch.ops.aten.detach.default:  # gradients shall pass a derivative too
                 node.replace_all_uses_with(node.args[0])
         program.graph.eliminate_dead_code()
         program.recompile()
-        return program
+        # some derivatives depend on strides
+        return lambda *given: program(*[v.contiguous() if isinstance(v, Tensor) else v for v in given])
 
 
 def is_real(value: Any) -> bool:
