@@ -11,7 +11,8 @@ first two partial moments of the upper tail beyond a, phi the normal density,
 
     E[w] = c g + j Q,    E[y w] = c Q + j phi,    E[w^2] = c^2 h + 2 c j g + j^2 Q,
 
-products of knots on the same side are of the same kind, and on different sides they vanish.
+products of knots on the same side are of the same kind, and on different sides they vanish. (What cancels
+is a bounded function whose pieces are much narrower than std: rounding costs eps slope^2 V there.)
 """
 
 from __future__ import annotations
