@@ -223,6 +223,33 @@ class TestWhatTheProbeMustBear:
         assert layout_of(lambda x: drop(x.nan_to_num(0.0)), torch.randn(B, 5)) == Layout(1, 5)
 
 
+class TestOtherNoise:
+    """Drawn alike in all runs, so that it does not look like a change of the sample."""
+
+    @pytest.mark.parametrize(
+        "noise",
+        [
+            lambda x: x * torch.randn_like(x),
+            lambda x: x + torch.rand(x.shape),
+            lambda x: x * torch.empty_like(x).exponential_(),
+            lambda x: x * x.new_empty(x.shape[0], 1, 1).bernoulli_(0.25),
+            lambda x: x * torch.floor(0.25 + torch.rand(x.shape[0], 1, 1)),
+            lambda x: F.alpha_dropout(x, 0.5, True),
+            lambda x: torch.where(torch.rand_like(x) < 0.5, x, -x),
+        ],
+        ids=["normal", "uniform", "exponential", "bernoulli", "floor", "alpha", "where"],
+    )
+    def test_where_the_batch_goes(self, noise: Callable[[Tensor], Tensor]) -> None:
+        assert layout_of(lambda x: noise(x), sequence()) == Layout(1, 10)
+        assert layout_of(lambda x: noise(x).transpose(0, 1), sequence()) == Layout(5, 2, False)
+        merged = layout_of(lambda x: noise(x).transpose(0, 1).reshape(-1, 2), sequence())
+        assert merged == Layout(5, 2, False)
+
+    def test_drawn_for_all_samples_at_once(self) -> None:
+        """One number shared by the batch belongs to no sample, what it multiplies does."""
+        assert layout_of(lambda x: x * torch.rand(1), sequence()) == Layout(1, 10)
+
+
 class Tokens(nn.Module):
     """An embedding of integers, moved before or after the look-up."""
 

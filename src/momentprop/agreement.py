@@ -24,6 +24,8 @@ from torch.utils import _pytree as pytree
 from momentprop.arming import borrowed, is_armed, is_torchs_own
 from momentprop.structure import flatten_output
 
+_SEEDS = 4  # runs of a model that draws random numbers in eval mode, until its outputs differ
+
 
 @dataclass(frozen=True)
 class Outputs:
@@ -77,12 +79,14 @@ def evaluated(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """The outputs in eval mode; None if the model does not run."""
     try:
         first = _run(model, args, kwargs, lambda module: False)
-        if not _draws(first):
-            return first
-        second = _run(model, args, kwargs, lambda module: False, seed=1)
+        others = range(1, _SEEDS) if _draws(first) else ()
+        for seed in others:
+            second = _run(model, args, kwargs, lambda module: False, seed)
+            if not first.agrees(second.leaves, second.spec):
+                return dataclasses.replace(first, random=True)
     except Exception:  # tracing will fail too, and say why
         return None
-    return dataclasses.replace(first, random=not first.agrees(second.leaves, second.spec))
+    return first
 
 
 def _draws(outputs: Outputs) -> bool:

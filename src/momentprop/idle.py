@@ -15,7 +15,7 @@ from momentprop.registry import bind
 aten = torch.ops.aten
 
 _SWITCHES = {"p": 0.0, "dropout": 0.0, "dropout_p": 0.0, "train": False, "training": False}
-_BERNOULLIS = (aten.bernoulli.p, aten.bernoulli.default)
+_NO_MEAN = 0.618  # of a Bernoulli variable that anybody would write
 _SEED = 0
 
 
@@ -25,8 +25,8 @@ def run(
     """Every node with its values, one for each of several lists of inputs that run side by side.
 
     A value is freed after its last use, so that few are held at once. The output comes last, as lists.
-    Unless `centred`, normal and uniform noise is not its mean but the same numbers every time: a mean of 0
-    hides what it is multiplied with.
+    Unless `centred`, noise is not its mean but some other number, the same every time: means may be 0, or
+    cancel each other, and so hide what they are multiplied with.
     """
     last: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
@@ -65,7 +65,9 @@ def _idle(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], centred: bool)
         return op(*args, **kwargs)
     if op in DROPOUTS:
         return args[0]
-    if op in _MEANS and (centred or op in _BERNOULLIS):
+    if op is aten.bernoulli.p and not centred:
+        return torch.full_like(args[0], _NO_MEAN)
+    if op in _MEANS and (centred or op is aten.bernoulli.default):
         like = _drawn(op, args, kwargs)
         return torch.zeros_like(like) + _MEANS[op](bind(op, args, kwargs))
     arguments = bind(op, args, kwargs)

@@ -19,6 +19,7 @@ from momentprop.idle import run
 from momentprop.trace import Trace
 
 _CHANGED = 1  # not the middle one: a flipped batch must not look like one that is not
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TRIES = 2  # an activation may hide a change, not every time
 
 
@@ -74,7 +75,7 @@ def layouts(trace: Trace, state: list[Tensor]) -> dict[str, Layout]:
                 continue
             touched = torch.zeros_like(first, dtype=torch.bool)
             for after in tries:
-                touched |= (after != first) & ~(after.isnan() & first.isnan())
+                touched |= _bits(after) != _bits(first)
             layout = _layout(touched, batch)
             if layout is not None:
                 found[node.name] = layout
@@ -88,7 +89,8 @@ def _layout(touched: Tensor, batch: int) -> Layout | None:
 
     It may be less than that sample: padding is part of a sample, but does not depend on it.
     """
-    if not touched.any():
+    total = int(touched.count_nonzero())
+    if not total:
         return _layout_by_size(touched, batch)
     for d, size in enumerate(touched.shape):
         before, after = math.prod(touched.shape[:d]), math.prod(touched.shape[d + 1 :])
@@ -97,9 +99,14 @@ def _layout(touched: Tensor, batch: int) -> Layout | None:
             if rest:
                 continue
             cut = touched.reshape(before * outer, batch, inner * after)
-            if cut[:, _CHANGED].sum() == touched.sum():
+            if int(cut[:, _CHANGED].count_nonzero()) == total:
                 return Layout(before * outer, inner * after, d == 0 and size == batch)
     return None
+
+
+def _bits(value: Tensor) -> Tensor:
+    """The value as integers: to compare, NaN is a value like others."""
+    return value.view(_INTEGERS[value.element_size()]) if value.is_floating_point() else value
 
 
 def _layout_by_size(value: Tensor, batch: int) -> Layout | None:
