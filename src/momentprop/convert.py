@@ -110,8 +110,8 @@ def cover(traced: Trace, fidelity: str, uncertain: Sequence[bool], unsupported: 
     coverage = analyze(traced.graph, fidelity, _random_inputs(traced, uncertain))
     if not coverage.sources and not any(uncertain):
         raise NoDropoutError(
-            "the model has no active dropout (or only p = 0), so its output has no uncertainty. Add "
-            "dropout, or give an uncertain input: convert(model, mp.Moments(x, variance))"
+            "the model has no active dropout (or only p = 0), so its output has no uncertainty. Insert "
+            "some with mp.with_dropout, or give an uncertain input: convert(model, mp.Moments(x, variance))"
         )
     if coverage.missing:
         copy = dataclasses.replace(traced, graph=traced.copy_graph())
