@@ -224,7 +224,7 @@ class TestPoolBeforeActivation:
     def test_not_where_the_activation_is_used_elsewhere(self, used: str) -> None:
         class Model(nn.Module):
             def forward(self, x: Tensor) -> Any:
-                y = torch.relu(F.dropout(x, 0.5, self.training))
+                y = torch.tanh(F.dropout(x, 0.5, self.training))
                 pooled = F.max_pool2d(y, 2)
                 return (y, pooled) if used == "as an output" else pooled + y.mean((2, 3), keepdim=True)
 
@@ -270,6 +270,38 @@ class TestPoolBeforeActivation:
             places = {node.target: place_of(node).module for node in made.graph.nodes}
             assert places[RELU] == "1"
             assert places[POOLS[1]] == "2"
+
+
+class TestActivateBeforeDropout:
+    @pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(0.1), nn.PReLU(3)], ids=str)
+    @pytest.mark.parametrize("dropout", [nn.Dropout, nn.Dropout1d])
+    def test_dropout_waits(self, activation: nn.Module, dropout: Any) -> None:
+        model = nn.Sequential(dropout(0.4), activation).double()
+        x = torch.randn(4, 3, 5, dtype=torch.float64)
+        made = trace(model, x)
+        rewritten = rewrite(made)
+        assert operators(rewritten)[-1] in DROPOUTS
+        for masked in (False, True):
+            before, after = (run(m, model, (x,), masked)[0] for m in (made, rewritten))
+            torch.testing.assert_close(after, before)
+        out = mp.convert(model, x, fidelity="fast")(x)
+        with torch.no_grad():
+            torch.testing.assert_close(out.mean, activation(x))
+            torch.testing.assert_close(out.variance, activation(x) ** 2 * 0.4 / 0.6)
+
+    def test_only_where_it_may(self) -> None:
+        class Both(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                y = F.dropout(x, 0.4, True)
+                return y.relu() + y
+
+        for model in (
+            Both(),
+            nn.Sequential(nn.Dropout(0.4), nn.ELU()),
+            nn.Sequential(nn.AlphaDropout(0.4), nn.ReLU()),
+        ):
+            made = trace(model, torch.randn(2, 3))
+            assert operators(rewrite(made)) == operators(made)
 
 
 class TestFoldBatchNorm:

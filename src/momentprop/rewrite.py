@@ -30,6 +30,8 @@ _MONOTONE = (
     aten.selu.default,
     aten.exp.default,
 )
+_HOMOGENEOUS = (aten.relu.default, aten.leaky_relu.default, aten.prelu.default)
+_SCALING_DROPOUTS = (aten.dropout.default, aten.feature_dropout.default)
 _VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 _SAME_ORDER = (
     *_VIEWS,
@@ -47,7 +49,13 @@ _SAME_ORDER = (
 def rewrite(trace: Trace) -> Trace:
     """The trace with all rewrites applied; the one given is left alone."""
     graph = trace.copy_graph()
-    for apply in (merge_reshapes, fold_scalar_chains, fold_batch_norm, pool_before_activation):
+    for apply in (
+        merge_reshapes,
+        fold_scalar_chains,
+        fold_batch_norm,
+        pool_before_activation,
+        activate_before_dropout,
+    ):
         for node in list(graph.nodes):
             if node.op == "call_function":
                 apply(graph, node)
@@ -102,6 +110,24 @@ def pool_before_activation(graph: fx.Graph, pool: fx.Node) -> None:
     _replace(graph, pool, value)
     for f in chain:
         graph.erase_node(f)
+
+
+def activate_before_dropout(graph: fx.Graph, activation: fx.Node) -> None:
+    """f(c x) = c f(x) for c >= 0 and f like ReLU: dropout may wait, which multiplies by 0 or 1/(1-p).
+
+    The activation then sees x, which is close to Gaussian or not random at all, instead of a value that is
+    often 0; and the noise of dropout is known exactly behind it.
+    """
+    dropout = activation.args[0] if activation.args else None
+    if activation.target not in _HOMOGENEOUS or not isinstance(dropout, fx.Node):
+        return
+    if dropout.target not in _SCALING_DROPOUTS or len(dropout.users) != 1:
+        return
+    with graph.inserting_before(dropout):
+        args = (dropout.args[0], *activation.args[1:])
+        first = _op(graph, activation.target, args, like=activation)
+    dropout.args = (first, *dropout.args[1:])
+    _replace(graph, activation, dropout)
 
 
 def fold_batch_norm(graph: fx.Graph, norm: fx.Node) -> None:
