@@ -196,6 +196,7 @@ def elementwise(
     """
     if moments is None and response is None:
         response, exactness = averaged(op), exactness or BY_QUADRATURE
+        reference = reference or "Gauss-Hermite quadrature"
 
     def gain_of(out: Moments, x: Moments, args: Any, kwargs: Any) -> Tensor:
         if response is None:
