@@ -26,10 +26,58 @@ pytestmark = [
 ]
 
 # networks that run by default: a few seconds each at most, one or two of every kind
-CI: tuple[str, ...] = ()
+CI: tuple[str, ...] = (
+    "plain_selu_alpha_dropout",
+    "plain_drop_connect",
+    "plain_gaussian_dropout",
+    "plain_drop_path_div",
+    "plain_drop_path_floor",
+    "plain_tanh_gelu_written_out",
+    "plain_many_activations",
+    "plain_layer_drop_mlp",
+    "plain_lstm_classifier",
+    "plain_gru_cell_loop",
+    "plain_temporal_convolutions",
+    "plain_encoder_padding_mask",
+    "plain_transformer_seq2seq",
+    "plain_cross_attention",
+    "plain_swiglu_rms_transformer",
+    "plain_patch_transformer",
+    "plain_unet_transposed_area",
+    "plain_unet_bilinear",
+    "plain_squeeze_excitation",
+    "plain_wide_resnet",
+    "plain_global_response_norm",
+    "plain_volumes_3d",
+    "plain_group_norm_cnn",
+    "transformers_bert_sdpa",
+    "transformers_bert_eager",
+    "transformers_albert",
+    "transformers_deberta_v2",
+    "transformers_gpt2_sdpa",
+    "transformers_llama",
+    "transformers_t5",
+    "transformers_vit",
+    "transformers_convnextv2",
+    "transformers_segformer",
+    "transformers_wav2vec2",
+    "transformers_whisper",
+    "transformers_patchtst",
+    "monai_UNet",
+    "monai_DenseNet121",
+    "monai_FullyConnectedNet",
+    "monai_ViT",
+    "torchvision_googlenet",
+    "torchvision_swin_t",
+    "timm_convnext_atto",
+)
 
 # not converted yet, or not close enough; benchmarks/zoo.py says what they lack
-OPEN: tuple[str, ...] = ()
+OPEN: tuple[str, ...] = (
+    "plain_segnet",
+    "transformers_fnet",
+    "transformers_longformer",
+)
 
 
 def parameters() -> list[Any]:

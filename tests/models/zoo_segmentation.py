@@ -21,7 +21,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "UPerNet": {"decoder_channels": 32},
     "Segformer": {"decoder_segmentation_channels": 32},
 }
-WITH_OWN_DROPOUT = ("FPN", "PSPNet", "DeepLabV3", "DeepLabV3Plus", "Segformer")
+WITH_OWN_DROPOUT = ("FPN", "PSPNet", "DeepLabV3", "DeepLabV3Plus")
 
 
 def _build(name: str, options: dict[str, Any]) -> Built:

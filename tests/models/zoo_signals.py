@@ -110,7 +110,7 @@ def _time_series() -> Built:
     options = {"prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2], "d_model": 16}
     options |= {"num_time_features": 1, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.1}
     options |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 32}
-    options |= {"decoder_ffn_dim": 32, "use_cache": False}
+    options |= {"decoder_ffn_dim": 32, "use_cache": False, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
     model = _configured("TimeSeriesTransformerConfig", "TimeSeriesTransformerModel", options)
     past = {"past_values": torch.rand(3, 10) + 1, "past_observed_mask": torch.ones(3, 10)}
     past["past_time_features"] = torch.randn(3, 10, 1)

@@ -89,7 +89,8 @@ def _segmenter(name: str) -> Built:
     options: dict[str, Any] = {"weights": None, "weights_backbone": None, "num_classes": 2}
     if name != "lraspp_mobilenet_v3_large":
         options["aux_loss"] = True
-    return getattr(segmentation, name)(**options), images(2, size=32)
+    model, x = getattr(segmentation, name)(**options), images(2, size=32)
+    return settle(model, x), x
 
 
 def _lraspp() -> Built:
