@@ -55,13 +55,24 @@ def outputs_of(graph: fx.Graph, root: nn.Module, inputs: Sequence[Any]) -> list[
     return list(found)
 
 
+def hides_noise(graph: fx.Graph) -> bool:
+    """Whether random numbers are drawn within a block (autocast, cond), out of reach of this module."""
+    blocks = [getattr(graph.owning_module, str(node.target)) for node in graph.find_nodes(op="get_attr")]
+    inner = [block.graph for block in blocks if isinstance(block, fx.GraphModule)]
+    return any(_draws(node.target) for g in inner for node in g.nodes) or any(map(hides_noise, inner))
+
+
+def _draws(op: Any) -> bool:
+    return isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
+
+
 def _evaluate(node: fx.Node, held: dict[fx.Node, list[Any]], i: int, centred: bool) -> Any:
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: held[n][i])
     return args[0] if node.op == "output" else _idle(node.target, args, kwargs, centred)
 
 
 def _idle(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], centred: bool) -> Any:
-    if not isinstance(op, OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
+    if not _draws(op):
         return op(*args, **kwargs)
     if op in DROPOUTS:
         return args[0]

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from momentprop.agreement import Outputs, differing, evaluated
 from momentprop.errors import InputError, TraceError, TraceNote
 from momentprop.exporting import PREFIX, export
-from momentprop.idle import outputs_of
+from momentprop.idle import hides_noise, outputs_of
 from momentprop.layerdrop import BranchByChanceError
 from momentprop.moments import is_moments, mean_of
 from momentprop.nodes import remove_unused
@@ -159,7 +159,9 @@ def _agreed(
 
 
 def _idle_outputs(made: Trace, model: nn.Module, args: Any, kwargs: Any) -> list[Any] | None:
-    """The outputs of the traced graph with its noise idle; None if it cannot run."""
+    """The outputs of the traced graph with its noise idle; None if it cannot run so."""
+    if hides_noise(made.graph):
+        return None
     state = [_lookup(model, name, made.constants) for name in made.state]
     try:
         return outputs_of(made.graph, made.root, [*state, *pytree.tree_leaves((args, kwargs))])
