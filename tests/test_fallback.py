@@ -397,3 +397,19 @@ def test_behind_many_convolutions() -> None:
     assert bnn._program.signs is not None
     ratio = bnn(x).std / mp.monte_carlo(model, x, n_samples=1000).std
     assert ((ratio > 0.5) & (ratio < 2)).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_stacked_members_and_inference_mode(method: str) -> None:
+    def member() -> nn.Sequential:
+        head = Apply(lambda x: torch.logcumsumexp(torch.sinc(x), 1))
+        return nn.Sequential(nn.Dropout(0.2), nn.Linear(5, 3), head)
+
+    torch.manual_seed(0)
+    x = torch.randn(3, 5)
+    members = [mp.convert(member(), x, unsupported=method) for _ in range(2)]
+    ensemble = mp.Ensemble(members, stack=True)
+    for out, bnn in zip(ensemble(x), members, strict=True):
+        torch.testing.assert_close(out.covariance, bnn(x).covariance)
+    with torch.inference_mode():  # a fallback is made anew, now that the input is random too
+        assert (members[0](mp.Moments(x, 0.1)).variance > members[0](x).variance).any()

@@ -24,7 +24,6 @@ from momentprop.errors import (
     MomentpropError,
     NoDropoutError,
 )
-from momentprop.fallback import UNSUPPORTED, attach, mark
 from momentprop.moments import as_moments, is_moments, plain
 from momentprop.patterns import recognise
 from momentprop.propagate import propagate
@@ -35,6 +34,7 @@ from momentprop.selection import Selection
 from momentprop.structure import rebuild_output, split_inputs
 from momentprop.summary import Summary, summarize
 from momentprop.trace import Trace, trace
+from momentprop.unsupported import UNSUPPORTED, attach, mark
 
 FIDELITIES = ("auto", "paper", "fast", "accurate")
 _MOST_OUTPUTS = 64  # per sample, up to which `auto` sweeps back from all of them

@@ -15,7 +15,7 @@ from momentprop.errors import Place
 from momentprop.registry import RULES, Rule, bind
 from momentprop.trace import place_of
 
-FALLBACK, RULE = "fallback", "rule"  # what a node's meta says: fallback.py
+FALLBACK, RULE = "fallback", "rule"  # what a node's meta says: unsupported.py
 
 
 @dataclass

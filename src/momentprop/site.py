@@ -160,7 +160,7 @@ class Site:
         self, values: Sequence[Any], cotangents: Sequence[Tensor] | None, create_graph: bool = False
     ) -> Sequence[Tensor]:
         """The transposed map of cotangents of the real results, by default ones."""
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.enable_grad():
             x = [v.detach().requires_grad_() for v in self._random(values)]
             results = self.real(self.run(self.at(values, x)))
             given = [torch.ones_like(r) for r in results] if cotangents is None else list(cotangents)
@@ -180,7 +180,7 @@ class Site:
         return next(v.fake_mode for v in self.examples if isinstance(v, FakeTensor))
 
     def _traced(self, function: Program, first: Sequence[Tensor]) -> Program:
-        with self._mode():
+        with torch.inference_mode(False), self._mode():
             # tensors of their own: the same one twice would be one input of the program
             given = [*first, *self.examples]
             own = [v.new_empty(v.shape) if isinstance(v, Tensor) else v for v in given]
