@@ -38,6 +38,7 @@ ORDER = [
     "expansions",
     "functionalize",
     "noise",
+    "marked",
     "idle",
     "arming",
     "layerdrop",

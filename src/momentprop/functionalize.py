@@ -224,6 +224,14 @@ def _scatter(graph: fx.Graph, view: fx.Node, old: fx.Node, new: fx.Node) -> fx.N
             start = sum(sizes[: args[1]])
             stop = start + sizes[args[1]]
             return emit(graph, aten.slice_scatter.default, (old, new, dim, start, stop), view)
+    if op is aten.slice.Tensor:
+        if 0 in view.meta["val"].shape:
+            return old  # nothing was written
+        end = args[3] if len(args) > 3 else None
+        if isinstance(end, int) and end == _END:
+            args = (*args[:3], None, *args[4:])
+    if op is aten.slice.Tensor:
+        return emit(graph, aten.slice_scatter.default, (old, new, *_bounded(args[1:], old)), view)
     if op in _SCATTERS:
         return emit(graph, _SCATTERS[op], (old, new, *args[1:]), view)
     if op is aten.narrow.default:
@@ -246,6 +254,16 @@ def _scatter(graph: fx.Graph, view: fx.Node, old: fx.Node, new: fx.Node) -> fx.N
     return _scatter_by_index(graph, view, old, new)
 
 
+def _bounded(arguments: tuple[Any, ...], sliced: fx.Node) -> tuple[Any, ...]:
+    """Dimension, start, stop and step of a slice, without negative numbers, which torch.vmap mistakes."""
+    defaults: tuple[Any, ...] = (0, None, None, 1)
+    dim, start, stop, step = arguments + defaults[len(arguments) :]
+    size = sliced.meta["val"].shape[dim]
+    if isinstance(size, int) and all(isinstance(v, int | None) for v in (start, stop)):
+        start, stop, _ = slice(start, stop).indices(size)
+    return dim, start, stop, step
+
+
 def _scatter_by_index(graph: fx.Graph, view: fx.Node, old: fx.Node, new: fx.Node) -> fx.Node:
     """For any view: the positions of its elements are the same view of 0, 1, 2, ..."""
     ones = emit(graph, aten.ones_like.default, (old,), view, {"dtype": torch.int64})
@@ -259,8 +277,8 @@ def _scatter_by_index(graph: fx.Graph, view: fx.Node, old: fx.Node, new: fx.Node
     return emit(graph, aten.reshape_as.default, (written, old), view)
 
 
+_END = 2**63 - 1  # how "to the end" is traced; with vmap it overflows
 _SCATTERS = {
-    aten.slice.Tensor: aten.slice_scatter.default,
     aten.select.int: aten.select_scatter.default,
     aten.diagonal.default: aten.diagonal_scatter.default,
 }

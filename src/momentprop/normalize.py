@@ -16,6 +16,7 @@ from torch.export.graph_signature import InputKind
 from momentprop.attention import drops_weights, spell_out_attention
 from momentprop.errors import DropProbabilityError, Place
 from momentprop.functionalize import functionalize
+from momentprop.marked import spell_out_marked
 from momentprop.nodes import remove_unused
 from momentprop.noise import DROPOUTS, normalize_noise
 
@@ -45,6 +46,7 @@ def normalize(program: ExportedProgram, prefix: str) -> tuple[fx.Graph, tuple[st
             _check_dropout(graph, node)
     remove_unused(graph)
     normalize_noise(graph)
+    spell_out_marked(graph)
     kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
     specs = program.graph_signature.input_specs
     targets = {s.arg.name: str(s.target).removeprefix(prefix) for s in specs if s.kind in kinds}
