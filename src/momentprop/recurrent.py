@@ -29,24 +29,34 @@ from momentprop.trace import Trace, place_of
 aten = torch.ops.aten
 
 Call = Callable[..., fx.Node]
-# (call, W_ih x + b_ih, state, W_hh h + b_hh) -> the next state, h first
-Step = Callable[[Call, fx.Node, list[fx.Node], fx.Node], list[fx.Node]]
+# (call, W_ih x + b_ih, state, W_hh h + b_hh, constants) -> the next state, h first
+Step = Callable[[Call, fx.Node, list[fx.Node], fx.Node, dict[str, fx.Node]], list[fx.Node]]
 
 
-def _lstm(call: Call, given: fx.Node, state: list[fx.Node], recurrent: fx.Node) -> list[fx.Node]:
-    i, f, g, o = _chunks(call, call(aten.add.Tensor, given, recurrent), 4)
-    i, f, o = (call(aten.sigmoid.default, gate) for gate in (i, f, o))
-    kept = call(aten.mul.Tensor, f, state[1])
-    new = call(aten.mul.Tensor, i, call(aten.tanh.default, g))
-    c = call(aten.add.Tensor, kept, new)
+def _lstm(
+    call: Call, given: fx.Node, state: list[fx.Node], recurrent: fx.Node, constants: dict[str, fx.Node]
+) -> list[fx.Node]:
+    """All four gates as one sigmoid, by tanh(x) = 2 sigmoid(2 x) - 1: its moments are what takes time."""
+    if "scale" not in constants:
+        n = given.meta["val"].shape[-1] // 4
+        one, two = (call(aten.new_full.default, given, [n], value) for value in (1.0, 2.0))
+        constants["scale"] = call(aten.cat.default, [one, one, two, one])
+    gates = call(aten.mul.Tensor, call(aten.add.Tensor, given, recurrent), constants["scale"])
+    gates = call(aten.mul.Tensor, call(aten.sigmoid.default, gates), constants["scale"])
+    i, f, g, o = _parts(call, call(aten.chunk.default, gates, 4, -1), 4)
+    new = call(aten.mul.Tensor, i, call(aten.sub.Tensor, g, 1))
+    c = call(aten.add.Tensor, call(aten.mul.Tensor, f, state[1]), new)
     return [call(aten.mul.Tensor, o, call(aten.tanh.default, c)), c]
 
 
-def _gru(call: Call, given: fx.Node, state: list[fx.Node], recurrent: fx.Node) -> list[fx.Node]:
-    reset, update, new = _chunks(call, given, 3)
-    reset_h, update_h, new_h = _chunks(call, recurrent, 3)
-    r = call(aten.sigmoid.default, call(aten.add.Tensor, reset, reset_h))
-    z = call(aten.sigmoid.default, call(aten.add.Tensor, update, update_h))
+def _gru(
+    call: Call, given: fx.Node, state: list[fx.Node], recurrent: fx.Node, constants: dict[str, fx.Node]
+) -> list[fx.Node]:
+    size = given.meta["val"].shape[-1] // 3
+    gates, new = _parts(call, call(aten.split_with_sizes.default, given, [2 * size, size], -1), 2)
+    gates_h, new_h = _parts(call, call(aten.split_with_sizes.default, recurrent, [2 * size, size], -1), 2)
+    gates = call(aten.sigmoid.default, call(aten.add.Tensor, gates, gates_h))
+    r, z = _parts(call, call(aten.chunk.default, gates, 2, -1), 2)
     n = call(aten.tanh.default, call(aten.add.Tensor, new, call(aten.mul.Tensor, r, new_h)))
     # not n + z (h - n): of two terms that share a factor the variances add up best where it varies least
     kept = call(aten.mul.Tensor, z, state[0])
@@ -54,14 +64,15 @@ def _gru(call: Call, given: fx.Node, state: list[fx.Node], recurrent: fx.Node) -
 
 
 def _rnn(activation: Any) -> Step:
-    def step(call: Call, given: fx.Node, state: list[fx.Node], recurrent: fx.Node) -> list[fx.Node]:
+    def step(
+        call: Call, given: fx.Node, state: list[fx.Node], recurrent: fx.Node, constants: dict[str, fx.Node]
+    ) -> list[fx.Node]:
         return [call(activation, call(aten.add.Tensor, given, recurrent))]
 
     return step
 
 
-def _chunks(call: Call, x: fx.Node, n: int) -> list[fx.Node]:
-    parts = call(aten.chunk.default, x, n, -1)
+def _parts(call: Call, parts: fx.Node, n: int) -> list[fx.Node]:
     return [call(operator.getitem, parts, i) for i in range(n)]
 
 
@@ -152,7 +163,7 @@ class _Expansion:
         state = list(hx) if isinstance(hx, (list, tuple)) else [hx]
         given = self.call(aten.linear.default, x, w_ih, b_ih)
         recurrent = self.call(aten.linear.default, state[0], w_hh, b_hh)
-        new = _CELLS[self.node.target](self.call, given, state, recurrent)
+        new = _CELLS[self.node.target](self.call, given, state, recurrent, {})
         return new if isinstance(hx, (list, tuple)) else new[0]
 
     def _arguments(self) -> list[Any]:
@@ -221,10 +232,11 @@ class _Expansion:
             steps = self.call(aten.unbind.int, projected, time, value=(step,) * n_steps)
             state = [self.call(aten.select.int, s, 0, direction) for s in states]
             found: list[fx.Node] = []
+            constants: dict[str, fx.Node] = {}
             for t in range(n_steps) if direction == 0 else reversed(range(n_steps)):
                 recurrent = self.call(aten.linear.default, state[0], w_hh, b_hh)
                 given = self.call(operator.getitem, steps, t)
-                state = _LAYERS[self.node.target](self.call, given, state, recurrent)
+                state = _LAYERS[self.node.target](self.call, given, state, recurrent, constants)
                 if projection is not None:
                     state[0] = self.call(aten.linear.default, state[0], projection, None)
                 found.append(state[0])
