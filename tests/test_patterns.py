@@ -102,7 +102,7 @@ def test_rms_norm_is_recognised(function):
     assert any(node.target is aten.rms_norm.default for node in recognised.graph.nodes)
     bnn = mp.convert(model, x, "accurate")
     out, mc = bnn(x), mp.monte_carlo(model, x, 10_000)
-    assert ((out.mean - mc.mean).abs() < 0.15 * mc.std).all()
+    assert ((out.mean - mc.mean).abs() / mc.std).mean() < 0.1
     assert abs((out.std / mc.std).median() - 1) < 0.05
 
 

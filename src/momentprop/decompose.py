@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from momentprop.attention import ATTENTION, spell_out_attention
 from momentprop.coverage import analyze, creates_noise
+from momentprop.expansions import EXPANSIONS
 
 _VALUES = (Tensor, torch.SymInt)
 DECOMPOSED = "decomposed_from"  # what a node's meta says about where it comes from
@@ -70,6 +71,8 @@ def _expand(node: fx.Node, fidelity: str, depth: int) -> fx.Graph | None:
 def _decomposition(op: Any) -> Callable[..., Any] | None:
     if not isinstance(op, OpOverload):
         return None
+    if op in EXPANSIONS:
+        return EXPANSIONS[op]
     if op._can_decompose():
         return op.decompose
     return core_aten_decompositions().get(op) or decomposition_table.get(op)

@@ -7,11 +7,15 @@ are looked for, in every tier:
   x * sigmoid(x), tanh-GELU written out with powers and tanh, x * x * x. It becomes a single activation, whose
   moments come by quadrature;
 - x / sqrt(mean(x^2) + eps), RMS norm, with or without a mean subtracted before.
+
+Beside them, operators that return values together with something else give the values by an operator that
+has a rule: the maxima of `max(dim)` and of pooling with indices, the variance of `var_mean`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import Any
 
 import torch
@@ -24,6 +28,7 @@ from momentprop.nodes import emit
 from momentprop.quadrature import expectation
 from momentprop.registry import Rule
 from momentprop.trace import Trace
+from momentprop.unpooling import join_unpooling
 
 aten = torch.ops.aten
 
@@ -37,6 +42,10 @@ def recognise(trace: Trace) -> Trace:
     for node in list(graph.nodes):
         if node.target is aten.mul.Tensor or node.target is aten.div.Tensor:
             _recognise_rms_norm(graph, node)
+        elif node.target is operator.getitem:
+            _read_value(graph, node)
+        elif node.target is aten.max_unpool2d.default:
+            join_unpooling(graph, node)
     for region in _regions(graph, inputs):
         _compose(graph, region)
     graph.eliminate_dead_code()
@@ -69,7 +78,8 @@ def _regions(graph: fx.Graph, inputs: list[fx.Node]) -> list[_Region]:
             root[node] = node
     found = []
     for last, joined in joins.items():
-        if joined and not any(root.get(user) is root[last] and user in joins for user in last.users):
+        same_type = _dtype(last) == _dtype(root[last])
+        if joined and same_type and not any(root.get(u) is root[last] and u in joins for u in last.users):
             inner = _between(root[last], last, root)
             if len(inner) > 1 or inner[0].target is not aten.mul.Tensor:  # x * x has a rule
                 found.append(_Region(root[last], last, inner))
@@ -94,7 +104,9 @@ def _draws(node: fx.Node) -> bool:
 
 def _is_pointwise(node: fx.Node) -> bool:
     op, value = node.target, node.meta.get("val")
-    if not isinstance(op, OpOverload) or not isinstance(value, Tensor) or not value.is_floating_point():
+    if not isinstance(op, OpOverload) or not isinstance(value, Tensor):
+        return False
+    if not (value.is_floating_point() or value.dtype == torch.bool):
         return False
     if _draws(node):
         return False
@@ -111,9 +123,13 @@ def _arguments(node: fx.Node) -> list[fx.Node]:
 
 
 def _shape(node: fx.Node) -> Any:
-    """Shape and dtype, compared without asking anything of symbolic sizes."""
+    """The shape, compared without asking anything of symbolic sizes."""
     value = node.meta.get("val")
-    return (tuple(map(str, value.shape)), value.dtype) if isinstance(value, Tensor) else None
+    return tuple(map(str, value.shape)) if isinstance(value, Tensor) else None
+
+
+def _dtype(node: fx.Node) -> Any:
+    return getattr(node.meta.get("val"), "dtype", None)
 
 
 def _compose(graph: fx.Graph, region: _Region) -> None:
@@ -138,7 +154,14 @@ def _composed_rule(graph: fx.Graph) -> Rule:
     function = fx.GraphModule(torch.nn.Module(), graph, "Composed")
 
     def moments(x: Moments, *constants: Any) -> Moments:
-        mean, variance, gain = expectation(lambda t: function(t, *constants), x.mean, x.variance)
+        center = function(x.mean, *constants)
+
+        def inside(t: Tensor) -> Tensor:
+            """Points outside the function's domain count as its center."""
+            value = function(t, *constants)
+            return torch.where(value.isfinite(), value, center)
+
+        mean, variance, gain = expectation(inside, x.mean, x.variance)
         out = Moments(mean, variance)
         out._gain = gain  # type: ignore[attr-defined]
         return out
@@ -154,6 +177,52 @@ def _composed_rule(graph: fx.Graph) -> Rule:
         elementwise=True,
         local=local,
     )
+
+
+_POOLS = {
+    aten.max_pool1d_with_indices.default: aten.max_pool1d.default,
+    aten.max_pool2d_with_indices.default: aten.max_pool2d.default,
+    aten.max_pool3d_with_indices.default: aten.max_pool3d.default,
+}
+_ADAPTIVE_POOLS = {
+    aten.adaptive_max_pool1d.default: (1, aten.max_pool1d.default),
+    aten.adaptive_max_pool2d.default: (2, aten.max_pool2d.default),
+    aten.adaptive_max_pool3d.default: (3, aten.max_pool3d.default),
+}
+
+
+def _read_value(graph: fx.Graph, node: fx.Node) -> None:
+    """One of several results, by an operator of its own."""
+    source, index = node.args
+    if not isinstance(source, fx.Node):
+        return
+    value, given = source.args[0] if source.args else None, source.args[1:]
+    target: Any = None
+    kwargs = dict(source.kwargs)
+    if source.target in (aten.max.dim, aten.min.dim) and index == 0:
+        target = aten.amax.default if source.target is aten.max.dim else aten.amin.default
+        given = ([given[0]], *given[1:])
+    elif source.target in _POOLS and index == 0:
+        target = _POOLS[source.target]
+    elif source.target in _ADAPTIVE_POOLS and index == 0:
+        n, target = _ADAPTIVE_POOLS[source.target]
+        sizes = value.meta["val"].shape[-n:]  # type: ignore[union-attr]
+        counts = node.meta["val"].shape[-n:]
+        if not all(isinstance(s, int) and s % c == 0 for s, c in zip(sizes, counts, strict=True)):
+            return
+        given = ([s // c for s, c in zip(sizes, counts, strict=True)],)
+    elif source.target is aten.var_mean.correction and index == 0:
+        target = aten.var.correction
+    elif source.target is aten.var_mean.correction and index == 1:
+        target = aten.mean.dim
+        dims = given[0] if given and given[0] is not None else list(range(value.meta["val"].dim()))  # type: ignore[union-attr]
+        given, kwargs = (dims, bool(kwargs.get("keepdim", False))), {}
+    if target is None:
+        return
+    with graph.inserting_before(node):
+        read = emit(graph, target, (value, *given), node, kwargs)
+    node.replace_all_uses_with(read)
+    graph.erase_node(node)
 
 
 def _recognise_rms_norm(graph: fx.Graph, node: fx.Node) -> None:
@@ -208,4 +277,4 @@ def _mean_square(node: Any, inverse: bool) -> tuple[fx.Node, int, float] | None:
 
 
 def _is_power(node: fx.Node, exponent: float) -> bool:
-    return node.target is aten.pow.Tensor_Scalar and node.args[1] == exponent
+    return node.target is aten.pow.Tensor_Scalar and bool(node.args[1] == exponent)

@@ -8,6 +8,7 @@ state is involved.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from momentprop.attention import ATTENTION, spell_out_attention
 from momentprop.coverage import creates_noise
 from momentprop.draws import DRAWS, standard_normal
 from momentprop.moments import Moments
@@ -28,7 +30,7 @@ class Sampler:
     """Draws samples of a traced network's random outputs."""
 
     def __init__(self, trace: Trace, uncertain: Sequence[bool], compile: bool = False) -> None:
-        trace = expand_recurrent(trace, uncertain)
+        trace = _attention_spelled_out(expand_recurrent(trace, uncertain), uncertain)
         graph = trace.graph
         self.inputs = [n for n, u in zip(trace.input_nodes, uncertain, strict=True) if u]
         self.noise = [n for n in graph.nodes if n.target in DRAWS and creates_noise(n)]
@@ -95,8 +97,25 @@ class Sampler:
                 env[node] = suffix.call_function(DRAWS[node.target].apply, (drawn[node], *args), kwargs)
             elif node in self.sampled and node not in env:
                 env[node] = suffix.node_copy(node, env.__getitem__)
+                if node.target is torch.ops.aten.sym_size.int:  # which vmap does not know
+                    env[node].target = _size
         suffix.output([env[o] for o in self._random])
         return suffix
+
+
+def _attention_spelled_out(trace: Trace, uncertain: Sequence[bool]) -> Trace:
+    """Over the fused operator vmap would loop, sample by sample."""
+    if all(node.target is not ATTENTION for node in trace.graph.nodes):
+        return trace
+    copy = dataclasses.replace(trace, graph=trace.copy_graph())
+    inputs = [n for n, u in zip(copy.input_nodes, uncertain, strict=True) if u]
+    for node in [n for n in _downstream(copy.graph, inputs) if n.target is ATTENTION]:
+        spell_out_attention(copy.graph, node)
+    return copy
+
+
+def _size(x: Tensor, dim: int) -> int:
+    return x.shape[dim]
 
 
 @dataclass

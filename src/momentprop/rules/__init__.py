@@ -10,13 +10,16 @@ from momentprop.rules import (
     layer_norm,
     linear,
     max_pooling,
+    maximum,
     noise,
     normalization,
     product,
     random_weights,
     reduction,
+    scatter,
     shape,
     softmax,
+    spread,
 )
 
 __all__ = [
@@ -29,11 +32,14 @@ __all__ = [
     "layer_norm",
     "linear",
     "max_pooling",
+    "maximum",
     "noise",
     "normalization",
     "product",
     "random_weights",
     "reduction",
+    "scatter",
     "shape",
     "softmax",
+    "spread",
 ]

@@ -17,7 +17,7 @@ from momentprop.shared import share, variance_within
 aten = torch.ops.aten
 
 
-def _dims(dim: Any, n: int) -> list[int]:
+def dimensions(dim: Any, n: int) -> list[int]:
     """The dimensions a reduction runs over, none given meaning all of them."""
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return list(range(n))
@@ -25,7 +25,7 @@ def _dims(dim: Any, n: int) -> list[int]:
 
 
 def _count(x: Moments, dim: Any) -> Any:
-    return math.prod(x.shape[d] for d in _dims(dim, x.mean.dim()))
+    return math.prod(x.shape[d] for d in dimensions(dim, x.mean.dim()))
 
 
 def _spread(scale: Callable[[Moments, Any], Any]) -> Callable[..., Linear]:
@@ -36,7 +36,7 @@ def _spread(scale: Callable[[Moments, Any], Any]) -> Callable[..., Linear]:
     ) -> Linear:
         def pull(cotangent: Tensor) -> list[Tensor]:
             if not keepdim:
-                for d in _dims(dim, x.mean.dim()):
+                for d in dimensions(dim, x.mean.dim()):
                     cotangent = cotangent.unsqueeze(d + 1)
             wide = cotangent.to(x.dtype).expand(cotangent.shape[0], *x.shape)
             return [wide / scale(x, dim)]
@@ -76,7 +76,7 @@ def _reduced(
     x: Moments, out: Tensor, dim: Any, reduce: Callable[[Tensor], Tensor], count: Any = 1
 ) -> Moments:
     """Where only what elements of a channel share is added up, that is known (shared.py)."""
-    if min(_dims(dim, x.mean.dim()), default=0) < 2:
+    if min(dimensions(dim, x.mean.dim()), default=0) < 2:
         return Moments(out, reduce(x.variance) / count)
     variance, direction = variance_within(x, lambda v: reduce(v) / count, reduce)
     return share(Moments(out, variance), direction)

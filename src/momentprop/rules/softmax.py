@@ -33,6 +33,7 @@ large V, as it does for two classes. Errors are stated, and tested, in tests/rul
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -208,3 +209,37 @@ def log_softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Momen
     log_mean = F.log_softmax(mean, -1) - 0.5 * curvature.sum(-1, keepdim=True)
     spread = _log_spread(log_p, variance).movedim(-1, dim)
     return Moments(log_mean.movedim(-1, dim), spread, logits=Logits(x, dim))
+
+
+def _logsumexp_local(out: Moments, x: Moments, dim: list[int], keepdim: bool = False) -> Linear:
+    (d,) = dim
+    axis = d % x.mean.dim()
+    mean, variance = _prepare(x, d, None)
+    p = _log_mean_probabilities(mean, variance).exp().movedim(-1, axis)
+
+    def pull(cotangent: Tensor) -> list[Tensor]:
+        return [(cotangent if keepdim else cotangent.unsqueeze(axis + 1)) * p]
+
+    return Linear(pull, push=lambda deviations: (p * deviations).sum(axis + 1, keepdim=keepdim))
+
+
+def _one_dimension(arguments: Mapping[str, Any], _: frozenset[str]) -> str | None:
+    return None if len(arguments["dim"]) == 1 else "over several dimensions it has no rule"
+
+
+@rule(
+    aten.logsumexp.default,
+    exactness="approximate: second order, independent logits; variance to first order",
+    reference="delta method",
+    refuses=_one_dimension,
+    local=_logsumexp_local,
+)
+def logsumexp(x: Moments, dim: list[int], keepdim: bool = False) -> Moments:
+    """z_k - log p_k, for any k."""
+    (d,) = dim
+    mean, variance = _prepare(x, d, None)
+    log_p = _log_mean_probabilities(mean, variance)
+    p = log_p.exp()
+    bend = (-p * torch.expm1(log_p) * variance / (1 + variance * (math.pi / 32)).sqrt()).sum(-1)
+    out = Moments(torch.logsumexp(mean, -1) + 0.5 * bend, (p * p * variance).sum(-1))
+    return Moments(out.mean.unsqueeze(d), out.variance.unsqueeze(d)) if keepdim else out

@@ -1,0 +1,164 @@
+"""Values written, or added, at given places of another tensor: scatter, index_add, index_put, max unpooling.
+
+Linear: means are moved as they are, variances moved or added up. Indices are constants, or taken at the mean.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from momentprop.local import Linear
+from momentprop.moments import Moments, is_moments, mean_of, variance_of
+from momentprop.registry import EXACT, EXACT_IF_UNCORRELATED, rule
+from momentprop.rules.families import gathered, only_random
+
+aten = torch.ops.aten
+
+
+def _per_row(function: Any, cotangent: Tensor) -> Tensor:
+    """A function of a tensor, for every cotangent [K, *shape]."""
+    return torch.stack([function(row) for row in cotangent.unbind(0)])
+
+
+def _pulled(x: Any, source: Any, back_to_x: Any, back_to_source: Any) -> Linear:
+    def pull(cotangent: Tensor) -> list[Tensor]:
+        found = [_per_row(back_to_x, cotangent)] if is_moments(x) else []
+        if is_moments(source):
+            found.append(gathered(_per_row(back_to_source, cotangent), source.shape))
+        return found
+
+    return Linear(pull)
+
+
+def _moved(op: Any, x: Any, source: Any, *between: Any, **kwargs: Any) -> Moments:
+    mean = op(mean_of(x), *between, mean_of(source), **kwargs)
+    return Moments(mean, op(variance_of(x), *between, variance_of(source), **kwargs))
+
+
+@rule(
+    aten.scatter.src,
+    exactness=EXACT,
+    reference="moves values",
+    refuses=only_random("self", "src"),
+    local=lambda out, x, dim, index, src: _pulled(
+        x, src, lambda c: c.scatter(dim, index, 0.0), lambda c: _cut(c.gather(dim, index), src)
+    ),
+)
+def scatter(x: Any, dim: int, index: Tensor, src: Any) -> Moments:
+    return _moved(aten.scatter.src, x, _first(src, index), dim, index)
+
+
+def _first(source: Any, index: Tensor) -> Any:
+    """Of the source as many elements as there are indices: the others are not written."""
+    if source.shape == index.shape:
+        return source
+    part = tuple([slice(n) for n in index.shape])
+    return Moments(source.mean[part], source.variance[part]) if is_moments(source) else source[part]
+
+
+def _cut(values: Tensor, source: Any) -> Tensor:
+    """The cotangent of a source of which only the first elements, as many as indices, were written."""
+    pads = [
+        p for have, want in zip(values.shape[::-1], source.shape[::-1], strict=True) for p in (0, want - have)
+    ]
+    return torch.nn.functional.pad(values, pads) if any(pads) else values
+
+
+@rule(
+    aten.scatter.value,
+    exactness=EXACT,
+    reference="moves values",
+    refuses=only_random("self"),
+    local=lambda out, x, dim, index, value: _pulled(x, None, lambda c: c.scatter(dim, index, 0.0), None),
+)
+def scatter_value(x: Moments, dim: int, index: Tensor, value: float) -> Moments:
+    return Moments(x.mean.scatter(dim, index, value), x.variance.scatter(dim, index, 0.0))
+
+
+@rule(
+    aten.scatter_add.default,
+    exactness=EXACT_IF_UNCORRELATED,
+    reference="linear",
+    refuses=only_random("self", "src"),
+    local=lambda out, x, dim, index, src: _pulled(
+        x, src, lambda c: c, lambda c: _cut(c.gather(dim, index), src)
+    ),
+)
+def scatter_add(x: Any, dim: int, index: Tensor, src: Any) -> Moments:
+    return _moved(aten.scatter_add.default, x, _first(src, index), dim, index)
+
+
+@rule(
+    aten.index_add.default,
+    exactness=EXACT_IF_UNCORRELATED,
+    reference="linear",
+    refuses=only_random("self", "source"),
+    local=lambda out, x, dim, index, source, *, alpha=1: _pulled(
+        x, source, lambda c: c, lambda c: c.index_select(dim, index) * alpha
+    ),
+)
+def index_add(x: Any, dim: int, index: Tensor, source: Any, *, alpha: float = 1) -> Moments:
+    mean = aten.index_add.default(mean_of(x), dim, index, mean_of(source), alpha=alpha)
+    variance = aten.index_add.default(variance_of(x), dim, index, variance_of(source), alpha=alpha * alpha)
+    return Moments(mean, variance)
+
+
+@rule(
+    aten.index_copy.default,
+    exactness=EXACT,
+    reference="moves values",
+    refuses=only_random("self", "source"),
+    local=lambda out, x, dim, index, source: _pulled(
+        x, source, lambda c: c.index_fill(dim, index, 0.0), lambda c: c.index_select(dim, index)
+    ),
+)
+def index_copy(x: Any, dim: int, index: Tensor, source: Any) -> Moments:
+    return _moved(aten.index_copy.default, x, source, dim, index)
+
+
+def _put_local(out: Moments, x: Any, indices: list[Any], values: Any, accumulate: bool = False) -> Linear:
+    def back_to_x(c: Tensor) -> Tensor:
+        return c if accumulate else aten.index_put.default(c, indices, c.new_zeros(()))
+
+    return _pulled(x, values, back_to_x, lambda c: aten.index.Tensor(c, indices))
+
+
+@rule(
+    aten.index_put.default,
+    exactness=EXACT,
+    reference="moves values",
+    refuses=only_random("self", "values"),
+    local=_put_local,
+)
+def index_put(x: Any, indices: list[Any], values: Any, accumulate: bool = False) -> Moments:
+    mean = aten.index_put.default(mean_of(x), indices, mean_of(values), accumulate)
+    return Moments(mean, aten.index_put.default(variance_of(x), indices, variance_of(values), accumulate))
+
+
+def _unpool(op: Any, n: int) -> None:
+    """The indices are those of the means: where another element wins, the value goes to the wrong place."""
+
+    def local(out: Moments, x: Moments, indices: Tensor, *sizes: Any) -> Linear:
+        def pull(cotangent: Tensor) -> list[Tensor]:
+            flat, index = cotangent.flatten(-n), indices.flatten(-n)
+            back = flat.gather(-1, index.expand(flat.shape[0], *index.shape))
+            return [back.reshape(flat.shape[0], *x.shape)]
+
+        return Linear(pull)
+
+    @rule(
+        op,
+        exactness="exact for constant indices; else approximate: those of the means",
+        reference="moves values",
+        refuses=only_random("self"),
+        local=local,
+    )
+    def propagate(x: Moments, indices: Tensor, *sizes: Any) -> Moments:
+        return Moments(op(x.mean, indices, *sizes), op(x.variance, indices, *sizes))
+
+
+_unpool(aten.max_unpool2d.default, 2)
+_unpool(aten.max_unpool3d.default, 3)

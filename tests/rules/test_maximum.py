@@ -1,0 +1,56 @@
+import pytest
+import torch
+from properties import AnyRule, C, SampledRule, Samples, Setting, X, gaussian_samples, setting
+
+from momentprop.moments import Moments
+from momentprop.registry import RULES
+
+aten = torch.ops.aten
+
+OF_TWO = [
+    setting(op, *args)
+    for op in (aten.maximum.default, aten.minimum.default, aten.max.other, aten.min.other)
+    for args in ((X(2, 3), X(2, 3)), (X(2, 3), C(3)), (C(2, 3), X(3)), (X(2, 1), X(3)))
+]
+OVER_DIMENSIONS = [
+    Setting(op, args)
+    for op in (aten.amax.default, aten.amin.default)
+    for args in ((X(3, 2), [1]), (X(3, 5), [-1], True), (X(2, 3, 2), [0, 2]), (X(4, 1), [1]), (X(7, 2), [0]))
+]
+
+
+@pytest.mark.parametrize("setting", OF_TWO, ids=str)
+class TestMaximumOfTwo(SampledRule):
+    pass
+
+
+@pytest.mark.parametrize("setting", OVER_DIMENSIONS, ids=str)
+class TestMaximumOverDimensions(AnyRule):
+    unexplained = 1e-9
+    overexplained = 0.05  # of correlated winners
+
+    def test_agrees_with_sampling(self, setting: Setting) -> None:
+        """Mean within 5 % of the standard deviation, variance within 15 %."""
+        args = setting.arguments()
+        (values,) = self.sample(setting, args)
+        out, sampled = setting.propagate(args)[0], Samples(values)
+        error = (out.mean - sampled.mean).abs() - 5 * sampled.mean_error
+        assert (error <= 0.05 * sampled.variance.sqrt()).all()
+        error = (out.variance - sampled.variance).abs() - 5 * sampled.variance_error
+        assert (error <= 0.15 * sampled.variance).all()
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8, 13, 64])
+def test_chances_add_up_to_one(n):
+    x = Moments(torch.randn(4, n, dtype=torch.float64), torch.rand(4, n, dtype=torch.float64))
+    rule = RULES.find(aten.amax.default, "fast")
+    out = rule(x, [1])
+    (chances,) = rule.local(out, x, [1]).pull(torch.ones(1, 4, dtype=torch.float64))
+    torch.testing.assert_close(chances.sum(-1), torch.ones(1, 4, dtype=torch.float64))
+    wins = torch.nn.functional.one_hot(gaussian_samples(x, 20_000).argmax(-1), n).double().mean(0)
+    assert (chances[0] - wins).abs().max() < 0.1
+
+
+def test_which_element_wins_is_taken_at_the_mean():
+    x = Moments(torch.tensor([[1.0, 3.0, 2.0]]), 1.0)
+    assert RULES.find(aten.argmax.default, "fast")(x, 1).tolist() == [1]
