@@ -27,6 +27,7 @@ ORDER = [
     "local",
     "neighbours",
     "shared",
+    "channel_sums",
     "stems",
     "registry",
     "rules.families",

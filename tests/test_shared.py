@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import momentprop as mp
+from momentprop.channel_sums import _by_channel, _by_offset, squares_of_channels
 from momentprop.moments import Moments
+from momentprop.registry import RULES
 from momentprop.shared import direction_of, share
 
 P = 0.3
@@ -45,6 +47,7 @@ LINEAR = {
     "conv2d strided": ((4, 6, 7), lambda: nn.Conv2d(4, 3, (3, 2), stride=(2, 1), padding=(0, 1))),
     "conv2d dilated": ((4, 7, 8), lambda: nn.Conv2d(4, 6, (3, 2), dilation=2, padding="same", groups=2)),
     "conv2d by channel": ((4, 6, 7), lambda: nn.Conv2d(4, 4, 3, groups=4)),
+    "conv2d of many taps": ((4, 6, 7), lambda: nn.Conv2d(4, 6, (5, 4), stride=(1, 2), padding=2, groups=2)),
     "conv3d": ((2, 4, 3, 5), lambda: nn.Conv3d(2, 3, (2, 3, 2), padding=1)),
     "flattened": ((4, 3, 2), lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, 5))),
     "viewed": ((4, 3, 2), lambda: nn.Sequential(Apply(lambda x: x.view(-1, 24)), nn.Linear(24, 5))),
@@ -87,6 +90,22 @@ def test_variance_behind_a_linear_map_is_exact(shape, make, fidelity) -> None:
         torch.testing.assert_close(out.variance, exact_variance(layer, x), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("groups", [1, 2, 18])
+@pytest.mark.parametrize("kernel", [(1, 1), (2, 3), (3, 4)])
+def test_both_ways_to_add_up_channels(groups: int, kernel: tuple[int, int]) -> None:
+    d = torch.randn(2, 18, 7, 8, dtype=torch.float64)
+    weight = torch.randn(36, 18 // groups, *kernel, dtype=torch.float64)
+    given = (F.conv2d, d, weight, [2, 1], [1, 2], groups)
+    expected = torch.zeros_like(F.conv2d(d, weight, None, (2, 1), 0, (1, 2), groups))
+    for channel in range(18):
+        alone = torch.zeros_like(d)
+        alone[:, channel] = d[:, channel]
+        expected += F.conv2d(alone, weight, None, (2, 1), 0, (1, 2), groups).square()
+    for way in (_by_offset, _by_channel):
+        torch.testing.assert_close(way(*given), expected)
+    torch.testing.assert_close(squares_of_channels(*given[1:]), expected)
+
+
 @pytest.mark.parametrize("op", [F.dropout2d, F.feature_alpha_dropout], ids=["inverted", "alpha"])
 def test_uncertain_inputs_and_a_second_dropout(op) -> None:
     """Noise that elements do not share adds up as before: against sampling."""
@@ -110,8 +129,6 @@ def test_uncertain_inputs_and_a_second_dropout(op) -> None:
 
 def test_what_is_shared_is_forgotten_where_it_does_not_hold() -> None:
     x = share(Moments(torch.randn(2, 4, 3), 1.0), torch.ones(2, 4, 3))
-    from momentprop.registry import RULES
-
     aten = torch.ops.aten
     relu = RULES.find(aten.relu.default, "fast")
     assert direction_of(relu(x)) is None
