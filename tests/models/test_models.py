@@ -68,7 +68,7 @@ CI: tuple[str, ...] = (
     "monai_FullyConnectedNet",
     "monai_ViT",
     "torchvision_googlenet",
-    "torchvision_swin_t",
+    "torchvision_vit",
     "timm_convnext_atto",
 )
 
