@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import momentprop as mp
+from momentprop.montecarlo import _SAMPLERS
 
 
 def network() -> nn.Module:
@@ -192,6 +193,24 @@ def test_noise_of_recurrent_layers() -> None:
     again = mp.monte_carlo(model, x, n_samples=600, seed=1)
     assert torch.equal(mc.mean, again.mean)
     assert_agree(mc, loop(model, x, 600))
+
+
+def test_what_cannot_be_vectorized_runs_one_by_one() -> None:
+    """With the same noise."""
+    model, x = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2)), torch.rand(4, 3)
+    bnn = mp.convert(model, x)
+    expected = mp.monte_carlo(bnn, x, n_samples=30, samples_at_once=7)
+    sampler = next(iter(_SAMPLERS[bnn._trace].values()))
+    calls = []
+
+    def many(*args: Tensor) -> None:
+        calls.append(args)
+        raise RuntimeError("no batching rule")
+
+    sampler.many = many
+    found = mp.monte_carlo(bnn, x, n_samples=30, samples_at_once=7)
+    assert len(calls) == 1
+    torch.testing.assert_close(found.samples, expected.samples)
 
 
 def test_uncertain_inputs_are_sampled() -> None:

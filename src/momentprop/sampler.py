@@ -49,6 +49,7 @@ class Sampler:
         suffix = fx.GraphModule(trace.root, self._suffix_graph(graph), "Suffix")
         given = (None,) * (len(self.boundary) + 2 * len(self.inputs))
         drawn = (0,) * (len(self.inputs) + len(self.noise))
+        self.vectorizes = True  # until it turns out not to
         self.one: Callable[..., Any] = suffix
         self.many: Callable[..., Any] = torch.vmap(suffix, in_dims=given + drawn)
         if compile:
@@ -135,8 +136,8 @@ class Run:
     def samples_at_once(self, working_set: int) -> int:
         """How many samples run as one batch, with activations of at most `working_set` elements each."""
         values = [n.meta.get("val") for n in self.sampler.sampled]
-        largest = max(math.prod(self._shape(v)) for v in values if isinstance(v, Tensor))
-        return max(1, working_set // max(largest, 1))
+        sizes = [math.prod(self._shape(v)) for v in values if isinstance(v, Tensor) and self._is_known(v)]
+        return max(1, working_set // max([1, *sizes]))
 
     @contextlib.contextmanager
     def seeded(self, seed: int) -> Iterator[Callable[[int], list[Tensor]]]:
@@ -156,11 +157,14 @@ class Run:
                 standard_normal(count, list(u.shape), u.dtype, g)
                 for u, g in zip(uncertain, generators[len(noise) :], strict=True)
             ]
-            drawn = [source(count) for source in sources]
-            if count > 1:
-                return list(self.sampler.many(*self.given, *normals, *drawn))
-            outputs = self.sampler.one(*self.given, *(v[0] for v in normals), *(v[0] for v in drawn))
-            return [output[None] for output in outputs]
+            noises = [*normals, *[source(count) for source in sources]]
+            if count > 1 and self.sampler.vectorizes:
+                try:
+                    return list(self.sampler.many(*self.given, *noises))
+                except (RuntimeError, NotImplementedError):
+                    self.sampler.vectorizes = False  # vmap does not know all operators
+            rows = [self.sampler.one(*self.given, *(v[i] for v in noises)) for i in range(count)]
+            return [torch.stack(outputs) for outputs in zip(*rows, strict=True)]
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
@@ -171,6 +175,11 @@ class Run:
                 stack.enter_context(torch.random.fork_rng(devices))
                 torch.manual_seed(seed)
             yield draw
+
+    def _is_known(self, value: Tensor) -> bool:
+        """Whether its size follows from those of the inputs, not from values."""
+        sizes: list[Any] = [size for size in value.shape if isinstance(size, torch.SymInt)]
+        return all(symbol in self.sizes for size in sizes for symbol in size.node.expr.free_symbols)
 
     def _shape(self, value: Tensor) -> list[int]:
         return [
