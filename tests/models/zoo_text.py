@@ -100,6 +100,9 @@ NETWORKS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     ),
     "gpt2_sdpa": ("GPT2Config", "GPT2ForSequenceClassification", GPT, "tokens"),
     "gpt2_eager": ("GPT2Config", "GPT2ForSequenceClassification", GPT | {"eager": True}, "tokens"),
+    # decoders as they come: their outputs hold a cache of keys and values
+    "gpt2_cache": ("GPT2Config", "GPT2ForSequenceClassification", GPT | {"use_cache": True}, "tokens"),
+    "llama_cache": ("LlamaConfig", "LlamaForSequenceClassification", LLAMA | {"use_cache": True}, "tokens"),
     "gptj": ("GPTJConfig", "GPTJForSequenceClassification", GPT | {"rotary_dim": 4}, "tokens"),
     "gpt_neo": (
         "GPTNeoConfig",
