@@ -311,6 +311,28 @@ def test_a_batch_of_one_keeps_its_numbers() -> None:
     torch.testing.assert_close(bnn(x, index).mean, x[:, 1])
 
 
+def test_outputs_that_are_no_tensors_become_none() -> None:
+    """As caches do, that a decoder returns beside its predictions; said once."""
+
+    class Cache:
+        def __init__(self, keys: Tensor) -> None:
+            self.keys = keys
+
+    class Model(Base):
+        def forward(self, x: Tensor) -> Any:
+            h = self.features(x)
+            return {"logits": self.output(h - 1 if self.training else h), "past": Cache(h), "n": 3}
+
+    model, x = Model().eval(), torch.randn(2, 4)
+    with pytest.warns(mp.TraceNote, match="hold Cache, not a tensor") as said:
+        bnn = mp.convert(model, x, fidelity="fast")
+    assert len(said) == 1
+    out = bnn(x)
+    assert out["past"] is None
+    assert out["n"] == 3
+    torch.testing.assert_close(out["logits"].mean, model(x)["logits"])
+
+
 @dataclasses.dataclass
 class Record:
     logits: Tensor

@@ -26,27 +26,29 @@ PREFIX = "model."  # what wrapping puts before every name
 class _Call(nn.Module):
     """The model as a module of two arguments (args, kwargs) that returns flat outputs."""
 
-    def __init__(self, model: nn.Module, keep_spec: Callable[[pytree.TreeSpec], None]) -> None:
+    def __init__(self, model: nn.Module, keep: Callable[[pytree.TreeSpec, list[type]], None]) -> None:
         super().__init__()
-        self.model, self.keep_spec = model, keep_spec
+        self.model, self.keep = model, keep
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        leaves, spec = flatten_output(self.model(*args, **kwargs))
-        self.keep_spec(spec)
+        left_out: list[type] = []
+        leaves, spec = flatten_output(self.model(*args, **kwargs), left_out)
+        self.keep(spec, left_out)
         return leaves
 
 
 def export(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], disarm: frozenset[str]
-) -> tuple[ExportedProgram, pytree.TreeSpec]:
+) -> tuple[ExportedProgram, pytree.TreeSpec, list[type]]:
+    """The program, the structure of its outputs, and the types of outputs that None stands for."""
     leaves = pytree.tree_leaves((args, kwargs))
     batch = next(v.shape[0] for v in leaves if isinstance(v, Tensor) and v.dim())
 
     def dynamic(leaf: Any) -> Any:
         return {0: Dim.AUTO} if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == batch else None
 
-    specs: list[pytree.TreeSpec] = []
-    call = _Call(model, specs.append)
+    kept: list[tuple[pytree.TreeSpec, list[type]]] = []
+    call = _Call(model, lambda *outputs: kept.append(outputs))
     try:
         with (
             warnings.catch_warnings(),
@@ -63,7 +65,7 @@ def export(
         raise
     except Exception as error:
         raise TraceError(_explain(model, error)) from error
-    return program, specs[-1]
+    return program, *kept[-1]
 
 
 @contextlib.contextmanager

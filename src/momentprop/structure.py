@@ -133,6 +133,9 @@ class Signature:
                 raise InputError(f"{name} has negative variance")
 
 
+_VALUES = (Tensor, bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
 @dataclass
 class _Record:
     """A dataclass instance opened into its fields, so that its tensors can be traced."""
@@ -156,8 +159,11 @@ def _is_plain_dataclass(value: Any) -> bool:
     )
 
 
-def flatten_output(output: Any) -> tuple[list[Any], pytree.TreeSpec]:
-    """Leaves and structure of a model's output; dataclasses count as structure."""
+def flatten_output(output: Any, left_out: list[type] | None = None) -> tuple[list[Any], pytree.TreeSpec]:
+    """Leaves and structure of a model's output; dataclasses count as structure.
+
+    Objects of other kinds, such as the caches of decoders, become None, and their types are listed.
+    """
 
     def open_one(value: Any) -> Any:
         if not _is_plain_dataclass(value):
@@ -168,7 +174,11 @@ def flatten_output(output: Any) -> tuple[list[Any], pytree.TreeSpec]:
     def open_all(value: Any) -> Any:
         return pytree.tree_map(open_one, value, is_leaf=_is_plain_dataclass)
 
-    return pytree.tree_flatten(open_all(output))
+    leaves, spec = pytree.tree_flatten(open_all(output))
+    opaque = [leaf is not None and not isinstance(leaf, _VALUES) for leaf in leaves]
+    if left_out is not None:
+        left_out.extend(type(leaf) for leaf, is_opaque in zip(leaves, opaque, strict=True) if is_opaque)
+    return [None if is_opaque else leaf for leaf, is_opaque in zip(leaves, opaque, strict=True)], spec
 
 
 def rebuild_output(leaves: list[Any], spec: pytree.TreeSpec) -> Any:

@@ -108,11 +108,13 @@ def _trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], sign
     """Trace with dropout armed, leaving in eval mode what would make more of training than dropout."""
 
     def attempt(disarm: frozenset[str]) -> tuple[Trace, frozenset[str]]:
-        program, out_spec = export(model, args, kwargs, disarm)
+        program, out_spec, left_out = export(model, args, kwargs, disarm)
+        opaque.update(dict.fromkeys(left_out))
         graph, state, written = normalize(program, PREFIX)
         constants = {name.removeprefix(PREFIX): value for name, value in program.constants.items()}
         return Trace(graph, program.graph_module, state, constants, signature, out_spec), written
 
+    opaque: dict[type, None] = {}
     reference = evaluated(model, args, kwargs)
     disarm: frozenset[str] = frozenset()
     try:
@@ -130,6 +132,10 @@ def _trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], sign
         # where nothing changes, or if dropout is lost with it, the first trace stands
         if still_written < written and _n_dropouts(second) == _n_dropouts(made):
             made, disarm = second, owners
+    if opaque:
+        names = ", ".join(kind.__name__ for kind in opaque)
+        note = f"the outputs of {type(model).__name__} hold {names}, not a tensor: None takes its place"
+        warnings.warn(note, TraceNote, stacklevel=4)
     if reference is None:
         return made
     agreed = _agreed(made, model, args, kwargs, reference)
