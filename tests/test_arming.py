@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -96,6 +97,15 @@ def test_what_a_borrowed_model_does_is_forgotten() -> None:
     random.seed(0)
     np.random.seed(0)
     assert drawn == (random.random(), np.random.random()) != states
+
+
+def test_modes_of_scripted_modules() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = nn.Sequential(torch.jit.script(nn.Sequential(nn.Dropout(0.5)))).eval()
+    with armed(model):
+        assert model[0].training
+    assert not any(module.training for module in model.modules())
 
 
 def test_shared_buffers_stay_shared_while_borrowed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import warnings
 from collections import namedtuple
 from typing import Any
@@ -170,6 +171,28 @@ class TestWhatCannotBeHelped:
 
         with pytest.raises(mp.TraceError, match="Check that the model runs"):
             trace(Broken(), torch.randn(3, 4))
+
+    def test_a_branch_on_values_is_reported_without_the_whole_graph(
+        self, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        class Branches(Base):
+            def forward(self, x: Tensor) -> Tensor:
+                h = self.features(x)
+                return self.output(h if h.sum() > 0 else -h)
+
+        with pytest.raises(mp.TraceError, match="Control flow on tensor values"):
+            trace(Branches(), torch.randn(3, 4))
+        assert capfd.readouterr() == ("", "")
+
+    def test_what_a_model_prints_itself_is_seen(self, capsys: pytest.CaptureFixture[str]) -> None:
+        class Prints(Base):
+            def forward(self, x: Tensor) -> Tensor:
+                if torch.compiler.is_exporting():
+                    print("seen", file=sys.stderr)
+                return self.output(self.features(x))
+
+        trace(Prints(), torch.randn(3, 4))
+        assert capsys.readouterr().err == "seen\n"
 
 
 class TestRunningInEvalMode:

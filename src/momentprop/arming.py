@@ -60,6 +60,8 @@ def borrowed(model: nn.Module, copy_tensors: bool = False) -> Iterator[None]:
         if numpy := sys.modules.get("numpy"):
             stack.callback(numpy.random.set_state, numpy.random.get_state())
         for module, attributes in kept:
+            if isinstance(module, torch.jit.ScriptModule):  # keeps its mode elsewhere
+                stack.callback(setattr, module, "training", module.training)
             stack.callback(object.__setattr__, module, "__dict__", attributes)
             object.__setattr__(module, "__dict__", {key: fresh(value) for key, value in attributes.items()})
         yield

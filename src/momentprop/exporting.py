@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
+import logging
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -55,6 +58,7 @@ def export(
             armed(model, disarm),
             chances_decided(model),
             _masks_as_given(),
+            _quiet(),
             torch.no_grad(),
         ):
             warnings.simplefilter("ignore")
@@ -78,6 +82,19 @@ def _masks_as_given() -> Iterator[None]:
         yield
     finally:
         module._detect_is_causal_mask = detect
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Where torch.export fails on a branch it prints the whole graph, next to which no message is seen."""
+    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        with contextlib.redirect_stderr(io.StringIO()) as printed:
+            yield
+        sys.stderr.write(printed.getvalue())  # nothing failed: whatever it is, it is the model's
+    finally:
+        logger.disabled = disabled
 
 
 def _explain(model: nn.Module, error: Exception) -> str:
