@@ -13,6 +13,7 @@ connections, concatenation, shared weights and overlapping windows need no care.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ class _Call:
     shared: bool  # several operators use it
     plain: Any = None  # the operator itself
     gain: DerivedGain | None = None  # where its rule does not give one
+    last_use_of: tuple[str, ...] = ()  # values that nothing needs behind it
 
 
 class TwoSweeps(nn.Module):
@@ -82,7 +84,8 @@ class TwoSweeps(nn.Module):
         uncertain = [v for v in nodes[-1].args[0] if isinstance(v, fx.Node) and v in random]
         self.heads: dict[str, str] = {v.name: str(v.args[0]) for v in uncertain if v.target in HEADS}
         self.n_outputs = sum(selection.count(layouts[v.name].size) for v in uncertain)
-        self.calls = _calls(trace, random)
+        wanted = [v.name for v in self.outputs if isinstance(v, _Ref)]
+        self.calls = _with_last_uses(_calls(trace, random), {*wanted, *self.heads.values()})
         self.signs = signs(layouts) if is_deep(trace.graph, random) else None
 
     def forward(self, *values: Any) -> list[Any]:
@@ -113,6 +116,7 @@ class TwoSweeps(nn.Module):
                 out = call.target(*args, **kwargs)
             env[call.name] = out
             if not _is_random(out):
+                _forget(env, call.last_use_of)
                 continue
             inputs = [name for name in call.inputs if _is_random(env[name])]
             local = self._linearize(call, out, args, kwargs)
@@ -124,6 +128,7 @@ class TwoSweeps(nn.Module):
             tape.record(call.name, inputs, local, call.shared, length)
             if sketch is not None:
                 env[call.name] = sketch.follow(call.name, inputs, out, local, _on_means(call, env, sketch))
+            _forget(env, call.last_use_of)
         names = [v.name for v in self.outputs if isinstance(v, _Ref)]
         random = {name: env[name] for name in names if is_moments(env[name])}
         done = self._with_covariance(random, env, tape, heads)
@@ -216,6 +221,21 @@ def _calls(trace: Trace, random: set[fx.Node]) -> list[_Call]:
         for node in nodes
         if node not in covered
     ]
+
+
+def _with_last_uses(calls: list[_Call], wanted: set[str]) -> list[_Call]:
+    """Say of every value where it is used last, so that memory is not held until the sweep back."""
+    found, seen = [], set(wanted)
+    for call in reversed(calls):
+        mine = tuple(dict.fromkeys(n for n in (*call.inputs, call.name) if n not in seen))
+        seen.update(mine)
+        found.append(dataclasses.replace(call, last_use_of=mine))
+    return found[::-1]
+
+
+def _forget(env: dict[str, Any], names: tuple[str, ...]) -> None:
+    for name in names:
+        env.pop(name, None)
 
 
 def _find_fused(node: fx.Node) -> Fused | None:

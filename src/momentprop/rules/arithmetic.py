@@ -24,8 +24,10 @@ def _sum(op: Any, weigh_second: bool = True, signs: tuple[int, int] = (1, 1)) ->
         if len(weighted) == 1 and weighted[0][0].shape == out.shape:
             return Elementwise(None if weighted[0][1] == 1 else weighted[0][1])
 
+        shapes = [(v.shape, w) for v, w in weighted]
+
         def pull(cotangent: Tensor) -> list[Tensor]:
-            return [gathered(cotangent if w == 1 else cotangent * w, v.shape) for v, w in weighted]
+            return [gathered(cotangent if w == 1 else cotangent * w, shape) for shape, w in shapes]
 
         return Linear(pull)
 

@@ -132,7 +132,8 @@ def same_order(out: Moments, x: Any, *args: Any, **kwargs: Any) -> Local:
         return Linear(lambda cotangent: [None])
     if out.shape == x.shape:
         return Elementwise()
-    return Linear(lambda cotangent: [cotangent.reshape(cotangent.shape[0], *x.shape)])
+    shape = x.shape
+    return Linear(lambda cotangent: [cotangent.reshape(cotangent.shape[0], *shape)])
 
 
 def linear_map(
@@ -210,7 +211,8 @@ def elementwise(
         noise = residual(out.variance, g, x.variance)
         if out.shape == x.shape:
             return Elementwise(g, noise)
-        return Linear(lambda cotangent: [gathered(cotangent * g, x.shape)], noise)
+        shape = x.shape
+        return Linear(lambda cotangent: [gathered(cotangent * g, shape)], noise)
 
     has_gain = gain is not None or response is not None
 
@@ -258,7 +260,8 @@ def scaling(out: Moments, x: Moments, gain: Any) -> Local:
     """Multiplication of x by a constant: element by element, unless x is broadcast."""
     if out.shape == x.shape:
         return Elementwise(gain)
-    return Linear(lambda cotangent: [gathered(cotangent * gain, x.shape)])
+    shape = x.shape
+    return Linear(lambda cotangent: [gathered(cotangent * gain, shape)])
 
 
 def gathered(cotangent: Tensor, shape: torch.Size) -> Tensor:

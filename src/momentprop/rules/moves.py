@@ -1,5 +1,7 @@
 """Transposed maps of the operators that move values and that networks use most.
 
+They keep shapes, not values: what the sweep back does not need shall not wait for it in memory.
+
 The others are transposed by the positions of their elements (`families.by_position`), which is as right but
 slower: a scatter instead of a view, a slice or a padding.
 """
@@ -35,7 +37,8 @@ def swapped(out: Moments, x: Moments, dim0: int = 0, dim1: int = 1) -> Linear:
 def expanded(out: Moments, x: Any, *_: Any, **__: Any) -> Linear:
     if not is_moments(x):  # only what lends its shape is random
         return Linear(lambda cotangent: [None])
-    return Linear(lambda cotangent: [gathered(cotangent, x.shape)])
+    shape = x.shape
+    return Linear(lambda cotangent: [gathered(cotangent, shape)])
 
 
 def sliced(
@@ -58,51 +61,55 @@ def narrowed(out: Moments, x: Moments, dim: int, start: int, length: int) -> Lin
 
 
 def selected(out: Moments, x: Moments, dim: int, index: int) -> Linear:
-    inner = sliced(out, x, dim, index % x.shape[dim])
-    return Linear(lambda cotangent: inner.pull(cotangent.unsqueeze(1 + dim % x.mean.dim())))
+    inner, axis = sliced(out, x, dim, index % x.shape[dim]), 1 + dim % x.mean.dim()
+    return Linear(lambda cotangent: inner.pull(cotangent.unsqueeze(axis)))
 
 
 def joined(out: Moments, tensors: list[Any], dim: int = 0) -> Linear:
     axis = dim % out.mean.dim()
+    # an empty tensor of one dimension may be joined to anything
+    sizes = [t.shape[axis] if len(t.shape) == out.mean.dim() else 0 for t in tensors]
+    random = [is_moments(t) for t in tensors]
 
     def pull(cotangent: Tensor) -> list[Tensor]:
-        # an empty tensor of one dimension may be joined to anything
-        sizes = [t.shape[axis] if len(t.shape) == out.mean.dim() else 0 for t in tensors]
         parts = cotangent.split(sizes, 1 + axis)
-        return [part for part, t in zip(parts, tensors, strict=True) if is_moments(t)]
+        return [part for part, is_random in zip(parts, random, strict=True) if is_random]
 
     return Linear(pull)
 
 
 def stacked(out: Moments, tensors: list[Any], dim: int = 0) -> Linear:
+    axis, random = 1 + dim % out.mean.dim(), [is_moments(t) for t in tensors]
+
     def pull(cotangent: Tensor) -> list[Tensor]:
-        parts = cotangent.unbind(1 + dim % out.mean.dim())
-        return [part for part, t in zip(parts, tensors, strict=True) if is_moments(t)]
+        parts = cotangent.unbind(axis)
+        return [part for part, is_random in zip(parts, random, strict=True) if is_random]
 
     return Linear(pull)
 
 
-def _filled(cotangents: Cotangents, parts: list[Moments]) -> list[Tensor]:
+def _filled(cotangents: Cotangents, shapes: list[torch.Size]) -> list[Tensor]:
     """Zeros for the parts nothing depends on."""
     rows = next(c for c in cotangents if c is not None)
     return [
-        rows.new_zeros(rows.shape[0], *part.shape) if c is None else c
-        for c, part in zip(cotangents, parts, strict=True)
+        rows.new_zeros(rows.shape[0], *shape) if c is None else c
+        for c, shape in zip(cotangents, shapes, strict=True)
     ]
 
 
 def cut(out: list[Moments], x: Moments, sizes: Any, dim: int = 0) -> Linear:
     """split and chunk."""
-    axis = 1 + dim % x.mean.dim()
-    return Linear(lambda cotangents: [torch.cat(_filled(cotangents, out), axis)])
+    axis, shapes = 1 + dim % x.mean.dim(), [part.shape for part in out]
+    return Linear(lambda cotangents: [torch.cat(_filled(cotangents, shapes), axis)])
 
 
 def unbound(out: list[Moments], x: Moments, dim: int = 0) -> Linear:
-    axis = 1 + dim % x.mean.dim()
-    return Linear(lambda cotangents: [torch.stack(_filled(cotangents, out), axis)])
+    axis, shapes = 1 + dim % x.mean.dim(), [part.shape for part in out]
+    return Linear(lambda cotangents: [torch.stack(_filled(cotangents, shapes), axis)])
 
 
 def cast(out: Moments, x: Any, *_: Any, **__: Any) -> Linear:
     if not is_moments(x):  # only what lends its type is random
         return Linear(lambda cotangent: [None])
-    return Linear(lambda cotangent: [cotangent.to(x.mean)])
+    dtype, device = x.dtype, x.device
+    return Linear(lambda cotangent: [cotangent.to(device=device, dtype=dtype)])

@@ -31,12 +31,13 @@ def _by_element(op: Any) -> None:
         if not (is_moments(x) and is_moments(y)):
             return scaling(out, x, y) if is_moments(x) else scaling(out, y, x)
 
+        mean_x, mean_y, n = x.mean, y.mean, out.mean.dim()
+
         def pull(cotangent: Tensor) -> list[Tensor]:
-            return [gathered(cotangent * y.mean, x.shape), gathered(cotangent * x.mean, y.shape)]
+            return [gathered(cotangent * mean_y, mean_x.shape), gathered(cotangent * mean_x, mean_y.shape)]
 
         def push(dx: Tensor, dy: Tensor) -> Tensor:
-            n = out.mean.dim()
-            return lifted(dx, n) * y.mean + x.mean * lifted(dy, n)
+            return lifted(dx, n) * mean_y + mean_x * lifted(dy, n)
 
         shared = covariance_of(x, y)
         noise = x.variance * y.variance
@@ -94,28 +95,30 @@ def _matrix_moments(op: Any, a: Any, b: Any) -> tuple[Tensor, Tensor]:
 
 
 def _matrix_local(op: Any, a: Any, b: Any, scale: float = 1) -> Linear:
+    mean_a, mean_b, random_a, random_b = mean_of(a), mean_of(b), is_moments(a), is_moments(b)
+
     def pull(cotangent: Tensor) -> list[Tensor]:
         cotangent = cotangent if scale == 1 else cotangent * scale
-        first = [_back_to_first(cotangent, a.mean, mean_of(b))] if is_moments(a) else []
-        return [*first, _back_to_second(cotangent, mean_of(a), b.mean)] if is_moments(b) else first
+        first = [_back_to_first(cotangent, mean_a, mean_b)] if random_a else []
+        return [*first, _back_to_second(cotangent, mean_a, mean_b)] if random_b else first
 
     def push(*deviations: Tensor) -> Tensor | None:
-        n = max(len(a.shape), len(b.shape))
-        if min(len(a.shape), len(b.shape)) < 2:
+        n = max(mean_a.dim(), mean_b.dim())
+        if min(mean_a.dim(), mean_b.dim()) < 2:
             return None
         total: Any = 0.0
-        if is_moments(a):
-            total = torch.matmul(_whole(deviations[0], a, n), mean_of(b))
-        if is_moments(b):
-            total = total + torch.matmul(mean_of(a), _whole(deviations[-1], b, n))
+        if random_a:
+            total = torch.matmul(_whole(deviations[0], mean_a, n), mean_b)
+        if random_b:
+            total = total + torch.matmul(mean_a, _whole(deviations[-1], mean_b, n))
         return total * scale
 
-    noise = op(a.variance, b.variance) * (scale * scale) if is_moments(a) and is_moments(b) else None
+    noise = op(a.variance, b.variance) * (scale * scale) if random_a and random_b else None
     return Linear(pull, noise, push=push)
 
 
-def _whole(deviations: Tensor, x: Moments, dim: int) -> Tensor:
-    return lifted(deviations.expand(deviations.shape[0], *x.shape), dim)
+def _whole(deviations: Tensor, mean: Tensor, dim: int) -> Tensor:
+    return lifted(deviations.expand(deviations.shape[0], *mean.shape), dim)
 
 
 def _of_matrices(op: Any) -> None:
@@ -135,18 +138,19 @@ def _affine_product(op: Any, mm: Any) -> None:
     """beta x + alpha (A @ B)."""
 
     def local(out: Moments, x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Linear:
-        product = _matrix_local(mm, a, b, alpha)
+        product, added, n = _matrix_local(mm, a, b, alpha), is_moments(x), out.mean.dim()
+        shape = x.shape
 
         def pull(cotangent: Tensor) -> list[Tensor]:
-            added = [gathered(cotangent, x.shape) * beta] if is_moments(x) else []
-            return [*added, *product.pull(cotangent)]
+            first = [gathered(cotangent, shape) * beta] if added else []
+            return [*first, *product.pull(cotangent)]
 
         def push(*deviations: Tensor) -> Tensor | None:
-            factors = deviations[1:] if is_moments(x) else deviations
+            factors = deviations[1:] if added else deviations
             total = product.push(*factors) if factors and product.push is not None else 0.0
-            if total is None or not is_moments(x):
+            if total is None or not added:
                 return total  # type: ignore[return-value]
-            return total + lifted(deviations[0], out.mean.dim()) * beta
+            return total + lifted(deviations[0], n) * beta
 
         return Linear(pull, product.noise, push=push)
 

@@ -34,12 +34,13 @@ def _spread(scale: Callable[[Moments, Any], Any]) -> Callable[..., Linear]:
     def local(
         out: Moments, x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
     ) -> Linear:
+        shape, kind, divisor = x.shape, x.dtype, scale(x, dim)
+        dims = [] if keepdim else dimensions(dim, x.mean.dim())
+
         def pull(cotangent: Tensor) -> list[Tensor]:
-            if not keepdim:
-                for d in dimensions(dim, x.mean.dim()):
-                    cotangent = cotangent.unsqueeze(d + 1)
-            wide = cotangent.to(x.dtype).expand(cotangent.shape[0], *x.shape)
-            return [wide / scale(x, dim)]
+            for d in dims:
+                cotangent = cotangent.unsqueeze(d + 1)
+            return [cotangent.to(kind).expand(cotangent.shape[0], *shape) / divisor]
 
         return Linear(pull)
 

@@ -201,7 +201,8 @@ def constant_pad_nd(x: Moments, padding: list[int], value: float = 0) -> Moments
 
 
 def _unmasked(out: Moments, x: Moments, mask: Tensor, value: Any) -> Linear:
-    return Linear(lambda cotangent: [gathered(cotangent.masked_fill(mask, 0.0), x.shape)])
+    shape = x.shape
+    return Linear(lambda cotangent: [gathered(cotangent.masked_fill(mask, 0.0), shape)])
 
 
 @rule(
@@ -217,9 +218,11 @@ def masked_fill(x: Moments, mask: Tensor, value: Any) -> Moments:
 
 
 def _chosen(out: Moments, condition: Tensor, x: Any, y: Any) -> Linear:
+    shapes = [v.shape if is_moments(v) else None for v in (x, y)]
+
     def pull(cotangent: Tensor) -> list[Tensor]:
-        kept = [(x, torch.where(condition, cotangent, 0.0)), (y, torch.where(condition, 0.0, cotangent))]
-        return [gathered(c, v.shape) for v, c in kept if is_moments(v)]
+        kept = [torch.where(condition, cotangent, 0.0), torch.where(condition, 0.0, cotangent)]
+        return [gathered(c, shape) for shape, c in zip(shapes, kept, strict=True) if shape is not None]
 
     return Linear(pull)
 

@@ -145,13 +145,13 @@ def _softmax_local(out: Moments, x: Moments, dim: int, dtype: torch.dtype | None
 
     V_k = s b / (s + b) is s times 1 - V_k / b, so a row shrinks by the root of that.
     """
-    p, dim = out.mean, dim % out.mean.dim()
+    p, dim, kind = out.mean, dim % out.mean.dim(), x.dtype
     bound = (p * (1 - p)).clamp_min(torch.finfo(p.dtype).tiny)
     weight = p * safe_sqrt((1 - out.variance / bound).clamp_min(0))
 
     def pull(cotangent: Tensor) -> list[Tensor]:
         weighted = cotangent * weight
-        return [(weighted - p * weighted.sum(dim + 1, keepdim=True)).to(x.dtype)]
+        return [(weighted - p * weighted.sum(dim + 1, keepdim=True)).to(kind)]
 
     def push(deviations: Tensor) -> Tensor:
         return weight * (deviations - (p * deviations).sum(dim + 1, keepdim=True))
