@@ -643,12 +643,6 @@ class TestErrors:
         assert f"{operator}  in 1.1" in str(error.value)
         assert "test_adjoint.py" in str(error.value)
 
-    def test_noise_that_samples_share(self) -> None:
-        """Dropout on a parameter: one mask for the whole batch."""
-        model = Model(lambda m, x: x + m.drop(m.w), w=constant(3)).eval()
-        with pytest.raises(mp.CovarianceError, match="samples of the batch share noise"):
-            mp.convert(model, values(2, 3), "accurate")
-
     def test_a_fixed_batch(self) -> None:
         model = Model(lambda m, x: m.drop(x).view(4, 6)).eval()
         with pytest.raises(mp.CovarianceError, match="batch size is fixed"):

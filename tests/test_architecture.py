@@ -72,6 +72,7 @@ ORDER = [
     "dropped_pool",
     "derive",
     "adjoint",
+    "per_sample",
     "summary",
     "convert",
     "sampler",

@@ -123,37 +123,43 @@ def test_time_first() -> None:
     assert ((out.variance - mc.variance).abs() <= 5 * mc.variance_error).all()
 
 
-def test_weights_used_twice() -> None:
-    """The diagonal tiers take them as drawn anew; the accurate one says that it cannot."""
+class Rows(nn.Module):
+    """A mask per row: elements of the weight are not independent."""
 
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(4, 4))
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.out = nn.Parameter(torch.randn(3, 4)), nn.Linear(3, 2)
 
-        def forward(self, x: Tensor) -> Tensor:
-            weight = drop(self.weight)
-            return F.linear(F.linear(x, weight), weight)
-
-    model, x = Twice(), torch.randn(2, 4)
-    assert mp.convert(model, x, fidelity="fast")(x).variance.min() > 0
-    with pytest.raises(mp.MomentpropError):
-        mp.convert(model, x, fidelity="accurate")
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.linear(x, self.weight * F.dropout(torch.ones(3, 1), 0.3, True)))
 
 
-def test_masks_that_weights_share_are_not_taken_for_independent() -> None:
-    """A mask per row: elements of the weight are no longer independent."""
+class WeightDropped(nn.Module):
+    """Recurrent weights dropped once for all steps (Merity et al. 2018)."""
 
-    class Rows(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(3, 4))
+    def __init__(self) -> None:
+        super().__init__()
+        self.w_ih = nn.Parameter(torch.randn(32, 4) / 2)
+        self.w_hh = nn.Parameter(torch.randn(32, 8) / 3)
+        self.out = nn.Linear(8, 2)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return F.linear(x, self.weight * F.dropout(torch.ones(3, 1), 0.3, True))
+    def forward(self, x: Tensor) -> Tensor:
+        zero = torch.zeros(1, x.shape[0], 8)
+        weights = [self.w_ih, drop(self.w_hh)]
+        y = torch.lstm(x, (zero, zero), weights, False, 1, 0.0, False, False, True)[0]
+        return self.out(y[:, -1])
 
-    with pytest.raises(mp.CovarianceError):
-        mp.convert(Rows(), torch.randn(2, 4), fidelity="accurate")
+
+@pytest.mark.parametrize(("model", "shape"), [(Rows, (4,)), (WeightDropped, (5, 4))])
+def test_weights_that_share_noise(model: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    """Not one operator: their noise stays in the graph, and samples are taken one by one."""
+    torch.manual_seed(0)
+    network, x = model(), torch.randn(3, *shape)
+    assert mp.convert(network, x, fidelity="fast")(x).variance.min() > 0
+    out = mp.convert(network, x, fidelity="accurate")(x)
+    mc = mp.monte_carlo(network, x, n_samples=4000)
+    assert ((out.std / mc.std) - 1).abs().max() < 0.1
+    assert ((out.mean - mc.mean).abs() / mc.std).max() < 0.15
 
 
 def test_other_graphs_stay_as_they_are() -> None:

@@ -26,6 +26,7 @@ from momentprop.errors import (
 )
 from momentprop.moments import as_moments, is_moments, plain
 from momentprop.patterns import recognise
+from momentprop.per_sample import two_sweeps
 from momentprop.propagate import propagate
 from momentprop.recurrent import expand_recurrent
 from momentprop.rewrite import rewrite
@@ -213,7 +214,7 @@ class BayesianNetwork(nn.Module):
             return propagate(graph, self._fidelity)
         if graph is not self._graph or not self._layouts:
             self._layouts = layouts(graph, self._state())
-        return TwoSweeps(graph, random, self._layouts, self._selection)
+        return two_sweeps(graph, random, self._layouts, self._selection, self._state())
 
     def _upgrade(self, uncertain: tuple[bool, ...]) -> None:
         """From `fast` to `accurate`, unless something speaks against it."""
