@@ -81,3 +81,15 @@ def test_values_are_freed_after_their_last_use() -> None:
         gc.collect()
         most = max(most, len({id(r()) for r in alive if r() is not None}))
     assert most <= 3
+
+
+def test_a_view_needs_no_particular_strides() -> None:
+    """Dropouts that copy nothing leave other strides than those of the trace."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    turned = graph.call_function(torch.ops.aten.transpose.int, (x, 0, 1))
+    dropped = graph.call_function(torch.ops.aten.dropout.default, (turned, 0.5, True))
+    graph.output([graph.call_function(torch.ops.aten.view.default, (dropped, [6]))])
+    value = torch.arange(6.0).reshape(2, 3)
+    (out,) = outputs_of(graph, nn.Module(), [value])
+    assert torch.equal(out, value.T.reshape(6))

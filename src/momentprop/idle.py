@@ -15,6 +15,7 @@ from momentprop.registry import bind
 aten = torch.ops.aten
 
 _SWITCHES = {"p": 0.0, "dropout": 0.0, "dropout_p": 0.0, "train": False, "training": False}
+_VIEWS = (aten.view.default, aten._unsafe_view.default)
 _NO_MEAN = 0.618  # of a Bernoulli variable that anybody would write
 _SEED = 0
 
@@ -72,6 +73,8 @@ def _evaluate(node: fx.Node, held: dict[fx.Node, list[Any]], i: int, centred: bo
 
 
 def _idle(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], centred: bool) -> Any:
+    if op in _VIEWS:  # strides are not always those of the trace, where dropouts made new tensors
+        return aten.reshape.default(*args, **kwargs)
     if not _draws(op):
         return op(*args, **kwargs)
     if op in DROPOUTS:
