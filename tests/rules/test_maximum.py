@@ -9,7 +9,14 @@ aten = torch.ops.aten
 
 OF_TWO = [
     setting(op, *args)
-    for op in (aten.maximum.default, aten.minimum.default, aten.max.other, aten.min.other)
+    for op in (
+        aten.maximum.default,
+        aten.minimum.default,
+        aten.max.other,
+        aten.min.other,
+        aten.fmax.default,
+        aten.fmin.default,
+    )
     for args in ((X(2, 3), X(2, 3)), (X(2, 3), C(3)), (C(2, 3), X(3)), (X(2, 1), X(3)))
 ]
 OVER_DIMENSIONS = [
@@ -51,6 +58,22 @@ def test_chances_add_up_to_one(n):
     assert (chances[0] - wins).abs().max() < 0.1
 
 
-def test_which_element_wins_is_taken_at_the_mean():
-    x = Moments(torch.tensor([[1.0, 3.0, 2.0]]), 1.0)
-    assert RULES.find(aten.argmax.default, "fast")(x, 1).tolist() == [1]
+INDICES = [
+    setting(aten.argmax.default, X(2, 3), 1),
+    setting(aten.argmin.default, X(2, 3), 1),
+    setting(aten.max.dim, X(2, 3), 1),
+    setting(aten.min.dim, X(2, 3), 1),
+    setting(aten.max_pool1d_with_indices.default, X(1, 1, 4), 2),
+    setting(aten.max_pool2d_with_indices.default, X(1, 1, 4, 4), 2),
+    setting(aten.max_pool3d_with_indices.default, X(1, 1, 2, 2, 2), 2),
+    setting(aten.adaptive_max_pool1d.default, X(1, 1, 4), 2),
+    setting(aten.adaptive_max_pool2d.default, X(1, 1, 4, 4), 2),
+    setting(aten.adaptive_max_pool3d.default, X(1, 1, 2, 2, 2), 1),
+]
+
+
+@pytest.mark.parametrize("setting", INDICES, ids=str)
+def test_which_element_wins_is_taken_at_the_mean(setting):
+    args = setting.arguments()
+    for mine, plain in zip(setting.propagate(args), setting.apply(args), strict=True):
+        assert torch.equal(mine, plain)

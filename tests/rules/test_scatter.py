@@ -31,6 +31,14 @@ SETTINGS = [
     setting(aten.index_put.default, C(4, 2), [index(3, 0)], X(2)),
     setting(aten.index_put.default, X(4, 2), [index(3, 3)], X(2, 2), True),
     setting(aten.max_unpool2d.default, X(1, 1, 2, 2), C(1, 1, 2, 2, make=unpooled), [4, 4]),
+    setting(
+        aten.max_unpool3d.default,
+        X(1, 1, 1, 2, 2),
+        C(1, 1, 1, 2, 2, make=lambda shape, generator: unpooled(shape, generator)[:, :, None]),
+        [1, 4, 4],
+        [1, 2, 2],
+        [0, 0, 0],
+    ),
 ]
 
 

@@ -4,7 +4,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import DTYPES, AnyRule, Samples, Setting, X, check_gradients, fixed, gaussian_samples
+from properties import (
+    DTYPES,
+    AnyRule,
+    Samples,
+    Setting,
+    X,
+    check_gradients,
+    fixed,
+    gaussian_samples,
+    reason_of,
+)
 from torch._ops import OpOverload
 
 from momentprop.moments import Moments
@@ -237,3 +247,28 @@ def test_more_variance_makes_the_prediction_less_sure(tier):
     entropy = torch.special.entr(p).sum(-1)
     assert (entropy.diff() > 0).all()
     torch.testing.assert_close(p[-1], torch.full_like(p[-1], 1 / 3), rtol=0, atol=0.01)
+
+
+LOG_SUMS = [
+    Setting(aten.logsumexp.default, (X(3, 5), [1])),
+    Setting(aten.logsumexp.default, (X(3, 5), [-1], True)),
+    Setting(aten.logsumexp.default, (X(4, 2), [0], True)),
+]
+
+
+@pytest.mark.parametrize("setting", LOG_SUMS, ids=str)
+class TestLogSumExp(AnyRule):
+    unexplained = 1e-9
+    overexplained = 1e-9
+
+    def test_agrees_with_sampling(self, setting: Setting) -> None:
+        """For variances around 1: mean within 0.1, standard deviation within 40 %."""
+        args = setting.arguments()
+        (values,) = self.sample(setting, args)
+        out, sampled = setting.propagate(args)[0], Samples(values)
+        assert ((out.mean - sampled.mean).abs() < 0.1 + 5 * sampled.mean_error).all()
+        assert ((out.std / sampled.variance.sqrt() - 1).abs() < 0.4).all()
+
+
+def test_log_sum_over_several_dimensions_is_refused():
+    assert "several" in reason_of(Setting(aten.logsumexp.default, (X(2, 3), [0, 1])))
