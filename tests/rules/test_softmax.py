@@ -262,12 +262,13 @@ class TestLogSumExp(AnyRule):
     overexplained = 1e-9
 
     def test_agrees_with_sampling(self, setting: Setting) -> None:
-        """For variances around 1: mean within 0.1, standard deviation within 40 %."""
+        """For variances around 1: mean within 0.15 of the standard deviation, that within 20 %."""
         args = setting.arguments()
         (values,) = self.sample(setting, args)
         out, sampled = setting.propagate(args)[0], Samples(values)
-        assert ((out.mean - sampled.mean).abs() < 0.1 + 5 * sampled.mean_error).all()
-        assert ((out.std / sampled.variance.sqrt() - 1).abs() < 0.4).all()
+        std = sampled.variance.sqrt()
+        assert ((out.mean - sampled.mean).abs() < 0.15 * std + 5 * sampled.mean_error).all()
+        assert ((out.std / std - 1).abs() < 0.2).all()
 
 
 def test_log_sum_over_several_dimensions_is_refused():
