@@ -30,7 +30,8 @@ from momentprop.errors import CovarianceError
 from momentprop.fused import Fused
 from momentprop.jump import find_jump
 from momentprop.local import Elementwise, Linear, Local
-from momentprop.moments import Logits, Moments, is_moments
+from momentprop.moments import Logits, Moments, is_moments, mean_of
+from momentprop.paths import Paths, path_sources
 from momentprop.registry import Rule
 from momentprop.samples import Layout
 from momentprop.selection import Selection
@@ -84,8 +85,12 @@ class TwoSweeps(nn.Module):
         uncertain = [v for v in nodes[-1].args[0] if isinstance(v, fx.Node) and v in random]
         self.heads: dict[str, str] = {v.name: str(v.args[0]) for v in uncertain if v.target in HEADS}
         self.n_outputs = sum(selection.count(layouts[v.name].size) for v in uncertain)
-        wanted = [v.name for v in self.outputs if isinstance(v, _Ref)]
-        self.calls = _with_last_uses(_calls(trace, random), {*wanted, *self.heads.values()})
+        wanted = [v.name for v in self.outputs if isinstance(v, _Ref)] + list(self.heads.values())
+        sources = path_sources(trace.graph, random, layouts)
+        self.paths = Paths(trace, sources, random, wanted) if sources else None
+        if self.paths is not None:
+            wanted = [*wanted, *self.paths.boundary, *self.paths.sources]
+        self.calls = _with_last_uses(_calls(trace, random), set(wanted))
         self.signs = signs(layouts) if is_deep(trace.graph, random) else None
 
     def forward(self, *values: Any) -> list[Any]:
@@ -114,6 +119,8 @@ class TwoSweeps(nn.Module):
                 out = call.plain(*args)
             else:
                 out = call.target(*args, **kwargs)
+            if self.paths is not None and call.name in self.paths.sources:
+                out = mean_of(out)  # no noise of the sweeps
             env[call.name] = out
             if not _is_random(out):
                 _forget(env, call.last_use_of)
@@ -130,8 +137,11 @@ class TwoSweeps(nn.Module):
                 env[call.name] = sketch.follow(call.name, inputs, out, local, _on_means(call, env, sketch))
             _forget(env, call.last_use_of)
         names = [v.name for v in self.outputs if isinstance(v, _Ref)]
+        answers = {} if self.paths is None else self.paths(env)
         random = {name: env[name] for name in names if is_moments(env[name])}
-        done = self._with_covariance(random, env, tape, heads)
+        done = self._with_covariance(random, env, tape, heads, answers)
+        for name in answers.keys() & set(names) - random.keys():  # paths are all there is
+            done[name] = self._of_paths(env[name], answers[name], name)
         outputs = [env[v.name] if isinstance(v, _Ref) else v for v in self.outputs]
         return [
             done[v.name] if isinstance(v, _Ref) and v.name in done else out
@@ -139,7 +149,12 @@ class TwoSweeps(nn.Module):
         ]
 
     def _with_covariance(
-        self, random: dict[str, Moments], env: Mapping[str, Any], tape: Tape, heads: Mapping[str, Local]
+        self,
+        random: dict[str, Moments],
+        env: Mapping[str, Any],
+        tape: Tape,
+        heads: Mapping[str, Local],
+        answers: Mapping[str, tuple[Tensor, Tensor]],
     ) -> dict[str, Moments]:
         """The outputs completed. For probabilities it is the logits' covariance that is swept back to."""
         if not random:
@@ -149,15 +164,41 @@ class TwoSweeps(nn.Module):
         swept = {name: out for name, out in random.items() if name not in through}
         swept |= {name: env[name] for name in logits.values()}
         found = _covariances(swept, tape, self.layouts, self.selection)
+        without_paths = {name: covariance for name, (covariance, _) in found.items()}
+        for name in answers.keys() & swept.keys():
+            covariance, indices = found[name]
+            jumps, shift = answers[name]
+            found[name] = (covariance + self._of_jumps(jumps, indices, name), indices)
+            swept[name] = Moments(swept[name].mean + shift, swept[name].variance)
         done = {name: _completed(out, *found[name], self.layouts[name]) for name, out in swept.items()}
         for name, inner in logits.items():
             out = random[name]
             if name in through:
-                covariance = self._behind(heads[name], found[inner][0], out, name, inner)
+                covariance = self._behind(heads[name], without_paths[inner], out, name, inner)
+                if name in answers:  # how probabilities themselves jump, not their logits
+                    jumps, shift = answers[name]
+                    covariance = covariance + self._of_jumps(jumps, None, name)
+                    out = Moments(out.mean + shift, out.variance, logits=out.logits)
                 done[name] = _completed(out, covariance, None, self.layouts[name])
             assert out.logits is not None  # as chosen above
             done[name].logits = Logits(done[inner], out.logits.dim)
         return done
+
+    def _of_jumps(self, jumps: Tensor, indices: Tensor | None, name: str) -> Tensor:
+        """The covariance of the chosen outputs that jumps [paths, *shape] give."""
+        layout = self.layouts[name]
+        rows = layout.split(jumps, layout.batch_of(jumps[0]))
+        if indices is not None:
+            rows = rows.gather(2, indices[:, None].expand(-1, rows.shape[1], -1))
+        return rows.mT @ rows
+
+    def _of_paths(self, value: Tensor, answer: tuple[Tensor, Tensor], name: str) -> Moments:
+        """An output that nothing else makes random."""
+        layout = self.layouts[name]
+        jumps, shift = answer
+        out = Moments(value + shift, jumps.square().sum(0))
+        _, indices = self.selection.of(out, layout)
+        return _completed(out, self._of_jumps(jumps, indices, name), indices, layout)
 
     def _behind(self, head: Local, logits: Tensor, out: Moments, name: str, inner: str) -> Tensor:
         """The covariance J C J^T + noise of probabilities, from that of their logits."""
