@@ -180,7 +180,7 @@ def _chosen(model: Any, inputs: Any, plain: list[Tensor], sampled: tuple[Tensor,
         out = _moments(bnn(*args, **kwargs))[0]
 
     def pick(values: Tensor) -> Tensor:
-        return values.view(-1, size)[:, indices].flatten()
+        return values.reshape(-1, size)[:, indices].flatten()
 
     return _ratios(pick(out.mean), pick(out.variance), *map(pick, sampled))
 

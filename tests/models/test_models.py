@@ -46,6 +46,7 @@ CI: tuple[str, ...] = (
     "plain_unet_transposed_area",
     "plain_unet_bilinear",
     "plain_squeeze_excitation",
+    "plain_segnet",
     "plain_wide_resnet",
     "plain_global_response_norm",
     "plain_volumes_3d",
@@ -54,7 +55,8 @@ CI: tuple[str, ...] = (
     "transformers_bert_eager",
     "transformers_albert",
     "transformers_deberta_v2",
-    "transformers_gpt2_sdpa",
+    "transformers_bart",
+    "transformers_gpt2_cache",
     "transformers_llama",
     "transformers_t5",
     "transformers_vit",
@@ -72,11 +74,11 @@ CI: tuple[str, ...] = (
     "timm_convnext_atto",
 )
 
-# not converted yet, or not close enough; benchmarks/zoo.py says what they lack
+# not converted, or not close to sampling
 OPEN: tuple[str, ...] = (
-    "plain_segnet",
-    "transformers_fnet",
-    "transformers_longformer",
+    "transformers_fnet",  # Fourier transforms have no rule
+    "transformers_longformer",  # branches on the values of its mask: no static graph
+    "torchvision_maxvit",  # stochastic depth before layer norm: jumps, of which gains see too little
 )
 
 
