@@ -5,6 +5,7 @@ import torch
 from properties import AnyRule, C, Setting, X, gaussian_samples, setting
 
 from momentprop.moments import Moments
+from momentprop.registry import RULES
 
 aten = torch.ops.aten
 
@@ -38,6 +39,18 @@ class TestNorms(AnyRule):
         for row, mine in zip(rows, pulled, strict=True):
             (expected,) = torch.autograd.grad(out, mean, row, retain_graph=True)
             torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("eps", [1e-5, 0.1, 3.0])
+def test_small_variances_make_no_noise_of_second_order(op, eps):
+    """However large eps is, which lets the length of the output vary."""
+    x = Moments(torch.randn(3, 5, dtype=torch.float64), 1e-8)
+    norm = getattr(aten, op).default
+    given = ([5], None, None, eps) if op == "layer_norm" else ([5], None, eps)
+    out = RULES.find(norm, "accurate")(x, *given)
+    jacobians = torch.func.vmap(torch.func.jacrev(lambda row: norm(row, *given)))(x.mean)
+    torch.testing.assert_close(out.variance, (jacobians**2).sum(-1) * 1e-8, rtol=1e-5, atol=0.0)
 
 
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])

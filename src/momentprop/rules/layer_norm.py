@@ -17,7 +17,8 @@ Seen from any other variable the operator is its Jacobian there,
     J_ij = R (delta_ij - (1 + u_i u_j) / n)    (RMS norm: R (delta_ij - u_i u_j / n)),
 
 whose rows give the variance, sum_j J_ij^2 V_j. Beyond first order there is noise of order 1/n. Its total is
-known, because sum((d r)^2) = n s / (s + eps) always, and is shared out in proportion to the variance.
+known, because sum((d r)^2) = n s / (s + eps) always, whose mean is, to second order, n times
+S R^2 - eps R^6 Var(s); it is shared out in proportion to the variance.
 Measured against sampling in tests/rules/test_layer_norm.py: widths 8 to 1024, noise of 1 % to three times
 the spread.
 """
@@ -77,8 +78,10 @@ class Statistics:
             cross = (relative * u).sum(self.dims, keepdim=True)
             common = common + relative.sum(self.dims, keepdim=True) + 2 * cross * u
         mean, variance = u * factor, (own + common / (n * n)).clamp_min(0)
-        # y has length sqrt(n) whatever x is (but for eps); what falls short of it is noise of second order
-        missing = (squares + self.share * relative - mean * mean - variance).mean(self.dims, keepdim=True)
+        # y has length sqrt(n) whatever x is, but for eps; what falls short of it is noise of second order
+        length = (squares + self.share * relative).mean(self.dims, keepdim=True)  # S / (S + eps)
+        length = length - (1 - length) * jitter  # E[s / (s + eps)]
+        missing = length - (mean * mean + variance).mean(self.dims, keepdim=True)
         known = variance.mean(self.dims, keepdim=True).clamp_min(torch.finfo(mean.dtype).tiny)
         return mean, variance, variance * (missing / known).clamp(0, 1)
 
