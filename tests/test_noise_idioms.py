@@ -176,6 +176,14 @@ class TestDropoutInOtherWords:
         assert ((mc.variance - samples.var(0)).abs() <= 5 * errors).all()
 
 
+@pytest.mark.parametrize("given", [(), (0.5,)], ids=["left out", "given"])
+def test_the_default_probability(given: tuple[float, ...]) -> None:
+    """The tracer leaves it out in either case."""
+    x = torch.randn(3, 4)
+    model = Noisy(lambda x: x * x.new_empty(x.shape).bernoulli_(*given) * 2)
+    torch.testing.assert_close(mp.convert(model, x)(x).variance, x**2)
+
+
 class TestOtherMixtures:
     """Where a mask chooses between two values, both count."""
 

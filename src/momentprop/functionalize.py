@@ -89,6 +89,11 @@ class _Functionalizer:
             like, source = node.args[:2]
             node.target, node.args = aten.expand_as.default, (source, like)
         else:
+            if node.target is aten.bernoulli_.float and len(node.args) == 1 and "p" not in node.kwargs:
+                node.args = (
+                    *node.args,
+                    0.5,
+                )  # its default, left out by the tracer; aten.bernoulli.p has none
             node.target = _functional(node)
             node.kwargs = {name: value for name, value in node.kwargs.items() if name != "out"}
         self.same[node] = target
