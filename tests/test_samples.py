@@ -424,3 +424,20 @@ class TestLayout:
         merged = torch.arange(12.0).reshape(2, 6, 1)  # [K, T B, channel], time first
         expected = merged.reshape(2, 2, 3).permute(2, 0, 1)
         assert torch.equal(Layout(2, 25, whole=False).split(merged, 3), expected)
+
+
+class Shifted(torch.nn.Module):
+    """Takes no integer below 5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = torch.nn.Embedding(4, 6), torch.nn.Linear(6, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.last(torch.dropout(self.table(tokens - 5), 0.2, self.training).mean(1))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_integers_that_the_model_was_traced_with(batch: int) -> None:
+    tokens = torch.tensor([[5, 6, 8], [7, 7, 5], [6, 8, 6]])[:batch]
+    assert mp.convert(Shifted(), tokens).fidelity == "accurate"

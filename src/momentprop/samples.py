@@ -63,24 +63,30 @@ class Layout:
 
 def layouts(trace: Trace, state: list[Tensor]) -> dict[str, Layout]:
     """The layout of every value, by name, that depends on the inputs and in which samples do not mix."""
+    for own_integers in (False, True):  # models may refuse tokens of which none ends the sentence
+        try:
+            return _observed(trace, state, own_integers)
+        except Exception:
+            continue
+    return {}  # the model cannot run on such a batch: nothing is known about any value
+
+
+def _observed(trace: Trace, state: list[Tensor], own_integers: bool) -> dict[str, Layout]:
     batch = _batch_size(trace)
     found = {}
-    inputs = [_inputs(trace, state, batch, seed) for seed in range(_TRIES + 1)]
+    inputs = [_inputs(trace, state, batch, seed, own_integers) for seed in range(_TRIES + 1)]
     own = {*trace.input_nodes}
-    try:
-        for node, values in run(trace.graph, trace.root, inputs, centred=False):
-            first, *tries = [v[0] if isinstance(v, (list, tuple)) and len(v) else v for v in values]
-            inner = node.op == "call_function" or node in own
-            if not inner or not isinstance(first, Tensor):
-                continue
-            touched = torch.zeros_like(first, dtype=torch.bool)
-            for after in tries:
-                touched |= _bits(after) != _bits(first)
-            layout = _layout(touched, batch)
-            if layout is not None:
-                found[node.name] = layout
-    except Exception:  # the model cannot run on such a batch: nothing is known about any value
-        return {}
+    for node, values in run(trace.graph, trace.root, inputs, centred=False):
+        first, *tries = [v[0] if isinstance(v, (list, tuple)) and len(v) else v for v in values]
+        inner = node.op == "call_function" or node in own
+        if not inner or not isinstance(first, Tensor):
+            continue
+        touched = torch.zeros_like(first, dtype=torch.bool)
+        for after in tries:
+            touched |= _bits(after) != _bits(first)
+        layout = _layout(touched, batch)
+        if layout is not None:
+            found[node.name] = layout
     return found
 
 
@@ -125,18 +131,26 @@ def _batch_size(trace: Trace) -> int:
     return next((p for p in primes if all(s % p for s in sizes)), primes[-1])
 
 
-def _inputs(trace: Trace, state: list[Tensor], batch: int, seed: int) -> list[Any]:
-    """State and a small batch; a seed other than 0 changes one sample of it."""
+def _inputs(trace: Trace, state: list[Tensor], batch: int, seed: int, own_integers: bool) -> list[Any]:
+    """State and a small batch; a seed other than 0 changes one sample of it.
+
+    Integers are 0, and 1 where changed; or those that the model was traced with, and moved on by one.
+    """
     signature = trace.signature
     generator = torch.Generator().manual_seed(0)
-    inputs = [
-        _probe(example, generator, batch if batched else None)
-        for example, batched in zip(signature.examples, signature.batched, strict=True)
-    ]
+    known = signature.integers if own_integers else [None] * len(signature.examples)
+    inputs = []
+    for example, given, batched in zip(signature.examples, known, signature.batched, strict=True):
+        if given is None:
+            inputs.append(_probe(example, generator, batch if batched else None))
+        else:
+            inputs.append(given[:1].repeat(batch, *[1] * (given.dim() - 1)) if batched else given)
     if seed:
         generator.manual_seed(seed)
-        for value, batched in zip(inputs, signature.batched, strict=True):
-            if batched:
+        for value, given, batched in zip(inputs, known, signature.batched, strict=True):
+            if batched and given is not None:
+                value[_CHANGED] = given[seed % len(given)].roll(seed, -1) if given.dim() > 1 else given[0]
+            elif batched:
                 value[_CHANGED] = _probe(value[_CHANGED], generator, change=True)
     device = next((t.device for t in state), torch.device("cpu"))
     return [v.to(device) if isinstance(v, Tensor) else v for v in [*state, *inputs]]

@@ -34,6 +34,11 @@ def split_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(example_inputs), {}
 
 
+def _integers(value: Any) -> Tensor | None:
+    is_one = isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex()
+    return value.detach().to("cpu", copy=True) if is_one else None
+
+
 @dataclass(frozen=True, eq=False)
 class Signature:
     """How a traced model is called: the structure of its inputs, and an example of each."""
@@ -44,6 +49,7 @@ class Signature:
     spec: pytree.TreeSpec
     examples: tuple[Any, ...]  # a tensor on the meta device, or the constant that was traced
     batched: tuple[bool, ...]  # whether the first dimension may have any size
+    integers: tuple[Tensor | None, ...] = ()  # the values of examples that are indices, tokens or masks
 
     @staticmethod
     def of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
@@ -56,6 +62,7 @@ class Signature:
             spec=spec,
             examples=tuple(v.to("meta") if isinstance(v, Tensor) else v for v in leaves),
             batched=tuple(False for _ in leaves),
+            integers=tuple(_integers(v) for v in leaves),
         )
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
