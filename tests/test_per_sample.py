@@ -113,3 +113,16 @@ def test_samples_that_influence_each_other_are_still_refused() -> None:
 
     with pytest.raises(mp.CovarianceError):
         mp.convert(Mixing(), torch.randn(4, 3), fidelity="accurate")
+
+
+def test_an_empty_batch_and_a_compiled_one() -> None:
+    model, x = Positions(4, 8, head="several").eval(), torch.randn(3, 4, 8)
+    bnn = mp.convert(model, x, fidelity="accurate")
+    out = bnn(x[:0])
+    assert out[0].mean.shape == (0, 3)
+    assert out[0].covariance.shape == (0, 3, 3)
+    torch.testing.assert_close(out[1].mean, model.positions)
+    single = mp.convert(Positions(4, 8).eval(), x)
+    compiled = torch.compile(single, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x).covariance, single(x).covariance)
+    assert compiled(torch.cat([x, x])).mean.shape == (6, 3)

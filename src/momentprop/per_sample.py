@@ -101,6 +101,9 @@ class PerSample(TwoSweeps):
         for value, batched in zip(inputs, self.batched, strict=True):
             if batched:
                 given += [value.mean, value.variance] if is_moments(value) else [value]
+        empty = given[0].shape[0] == 0  # which vmap does not take
+        if empty:
+            given = [v.new_zeros(1, *v.shape[1:]) for v in given]
         kept: list[Any] = []
 
         def run(*one: Tensor) -> tuple[Tensor, ...]:
@@ -113,7 +116,8 @@ class PerSample(TwoSweeps):
             return tuple([t for out in outputs for t in _tensors(out)])
 
         found = iter(torch.vmap(run)(*given))
-        return [_joined(out, found, place) for out, place in zip(kept, self.places, strict=True)]
+        batch = 0 if empty else given[0].shape[0]
+        return [_joined(out, found, place, batch) for out, place in zip(kept, self.places, strict=True)]
 
 
 def _next(value: Any, rest: Any) -> Any:
@@ -155,7 +159,7 @@ def _tensors(out: Any) -> list[Tensor]:
     return found + (_tensors(out.logits.moments) if out.logits is not None else [])
 
 
-def _joined(out: Any, found: Any, place: tuple[int, Layout] | None) -> Any:
+def _joined(out: Any, found: Any, place: tuple[int, Layout] | None, batch: Any) -> Any:
     """An output of the batch: `out` is that of one sample, `found` gives all samples' tensors."""
 
     def values(one: Tensor) -> Tensor:
@@ -163,8 +167,8 @@ def _joined(out: Any, found: Any, place: tuple[int, Layout] | None) -> Any:
         if place is None:
             return every[0]
         dim, layout = place
-        shape = [every.shape[0] * s if d == dim else s for d, s in enumerate(one.shape)]
-        rows = every.reshape(every.shape[0], layout.before, -1)
+        shape = [batch * s if d == dim else s for d, s in enumerate(one.shape)]
+        rows = every[:batch].reshape(batch, layout.before, one.numel() // layout.before)
         return rows.transpose(0, 1).reshape(shape)
 
     if isinstance(out, Tensor):
@@ -172,9 +176,9 @@ def _joined(out: Any, found: Any, place: tuple[int, Layout] | None) -> Any:
     if not is_moments(out):
         return out
     mean, variance = values(out.mean), values(out.variance)
-    covariance = None if out.covariance is None else next(found).flatten(0, 1)
-    indices = None if out.indices is None else next(found).flatten(0, 1)
+    covariance = None if out.covariance is None else next(found)[:batch].flatten(0, 1)
+    indices = None if out.indices is None else next(found)[:batch].flatten(0, 1)
     logits = None
     if out.logits is not None:
-        logits = Logits(_joined(out.logits.moments, found, place), out.logits.dim)
+        logits = Logits(_joined(out.logits.moments, found, place, batch), out.logits.dim)
     return Moments(mean, variance, covariance, indices, logits)

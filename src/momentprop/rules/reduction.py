@@ -25,7 +25,7 @@ def dimensions(dim: Any, n: int) -> list[int]:
 
 
 def _count(x: Moments, dim: Any) -> Any:
-    return math.prod(x.shape[d] for d in dimensions(dim, x.mean.dim()))
+    return math.prod([x.shape[d] for d in dimensions(dim, x.mean.dim())])  # a list: compilers take it
 
 
 def _spread(scale: Callable[[Moments, Any], Any]) -> Callable[..., Linear]:
