@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import momentprop as mp
 from momentprop.samples import Layout, layouts
 from momentprop.trace import Trace, trace
 from networks import Apply
