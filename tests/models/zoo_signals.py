@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import torch
-from catalogue import Built, Only, add, images
+from catalogue import Built, Only, add, images, settle
 
 LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 NOISE = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "num_labels": 5}
@@ -37,6 +37,20 @@ VISION: dict[str, tuple[str, str, dict[str, Any]]] = {
         "ConvNextV2ForImageClassification",
         {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "drop_path_rate": 0.2, "num_labels": 5},
     ),
+    # element-wise dropout in its blocks; averages with a window far larger than the image
+    "efficientnet": (
+        "EfficientNetConfig",
+        "EfficientNetForImageClassification",
+        {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280, "dropout_rate": 0.1}
+        | {"drop_connect_rate": 0.1, "image_size": 32, "num_labels": 5},
+    ),
+    "mobilevit": (
+        "MobileViTConfig",
+        "MobileViTForImageClassification",
+        NOISE
+        | {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 32], "expand_ratio": 1.0}
+        | {"image_size": 32},
+    ),
     "segformer": (
         "SegformerConfig",
         "SegformerForImageClassification",
@@ -62,7 +76,8 @@ def _configured(config: str, model: str, options: dict[str, Any]) -> Any:
 
 
 def _vision(config: str, model: str, options: dict[str, Any]) -> Built:
-    return _configured(config, model, options), images(size=32)
+    x = images(size=32)
+    return settle(_configured(config, model, options), x), x
 
 
 for _name, _arguments in VISION.items():
