@@ -71,6 +71,7 @@ ORDER = [
     "jump",
     "dropped_pool",
     "derive",
+    "calls",
     "paths",
     "adjoint",
     "per_sample",

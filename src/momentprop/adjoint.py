@@ -13,54 +13,24 @@ connections, concatenation, shared weights and overlapping windows need no care.
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
-from momentprop.coverage import rule_of
-from momentprop.derive import DerivedGain, derive_gain
-from momentprop.dropped_pool import find_dropped_pool
+from momentprop.calls import Call, Ref, calls, filled, forget, with_last_uses
 from momentprop.errors import CovarianceError
-from momentprop.fused import Fused
-from momentprop.jump import find_jump
 from momentprop.local import Elementwise, Linear, Local
 from momentprop.moments import Logits, Moments, is_moments, mean_of
 from momentprop.paths import Paths, path_sources
-from momentprop.registry import Rule
 from momentprop.samples import Layout
 from momentprop.selection import Selection
 from momentprop.sketch import Sketch, is_deep, signs
 from momentprop.tape import Tape, scattered, times
 from momentprop.trace import HEADS, Trace, place_of
-from momentprop.tracking import Tracked, tracked_layers
-
-
-@dataclass(frozen=True)
-class _Ref:
-    """Stands for the value of a node."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A node of the graph, as the forward sweep needs it."""
-
-    name: str
-    target: Any  # a rule, an operator that stands for several, or a function of plain values
-    args: tuple[Any, ...]  # plain containers, with _Ref in place of nodes
-    kwargs: dict[str, Any]
-    inputs: list[str]  # names of the nodes among the arguments, in order, with repetitions
-    shared: bool  # several operators use it
-    plain: Any = None  # the operator itself
-    gain: DerivedGain | None = None  # where its rule does not give one
-    last_use_of: tuple[str, ...] = ()  # values that nothing needs behind it
+from momentprop.tracking import Tracked
 
 
 class TwoSweeps(nn.Module):
@@ -81,16 +51,16 @@ class TwoSweeps(nn.Module):
         nodes = list(trace.graph.nodes)
         self.placeholders = [n.name for n in nodes if n.op == "placeholder"]
         self.shapes = {n.name: _fixed_sizes(n) for n in nodes if n.op == "placeholder"}
-        self.outputs = [_Ref(v.name) if isinstance(v, fx.Node) else v for v in nodes[-1].args[0]]
+        self.outputs = [Ref(v.name) if isinstance(v, fx.Node) else v for v in nodes[-1].args[0]]
         uncertain = [v for v in nodes[-1].args[0] if isinstance(v, fx.Node) and v in random]
         self.heads: dict[str, str] = {v.name: str(v.args[0]) for v in uncertain if v.target in HEADS}
         self.n_outputs = sum(selection.count(layouts[v.name].size) for v in uncertain)
-        wanted = [v.name for v in self.outputs if isinstance(v, _Ref)] + list(self.heads.values())
+        wanted = [v.name for v in self.outputs if isinstance(v, Ref)] + list(self.heads.values())
         sources = path_sources(trace.graph, random, layouts)
         self.paths = Paths(trace, sources, random, wanted) if sources else None
         if self.paths is not None:
             wanted = [*wanted, *self.paths.boundary, *self.paths.sources]
-        self.calls = _with_last_uses(_calls(trace, random), set(wanted))
+        self.calls = with_last_uses(calls(trace, random), set(wanted))
         self.signs = signs(layouts) if is_deep(trace.graph, random) else None
 
     def forward(self, *values: Any) -> list[Any]:
@@ -110,7 +80,7 @@ class TwoSweeps(nn.Module):
         directions: dict[str, Tensor] = {}
         heads: dict[str, Local] = {}
         for call in self.calls:
-            args, kwargs = _filled(call.args, env), _filled(call.kwargs, env)
+            args, kwargs = filled(call.args, env), filled(call.kwargs, env)
             out: Any
             if isinstance(call.target, Tracked) and is_moments(args[0]):
                 x, weight, bias = args
@@ -123,7 +93,7 @@ class TwoSweeps(nn.Module):
                 out = mean_of(out)  # no noise of the sweeps
             env[call.name] = out
             if not _is_random(out):
-                _forget(env, call.last_use_of)
+                forget(env, call.last_use_of)
                 continue
             inputs = [name for name in call.inputs if _is_random(env[name])]
             local = self._linearize(call, out, args, kwargs)
@@ -135,16 +105,16 @@ class TwoSweeps(nn.Module):
             tape.record(call.name, inputs, local, call.shared, length)
             if sketch is not None:
                 env[call.name] = sketch.follow(call.name, inputs, out, local, _on_means(call, env, sketch))
-            _forget(env, call.last_use_of)
-        names = [v.name for v in self.outputs if isinstance(v, _Ref)]
+            forget(env, call.last_use_of)
+        names = [v.name for v in self.outputs if isinstance(v, Ref)]
         answers = {} if self.paths is None else self.paths(env)
         random = {name: env[name] for name in names if is_moments(env[name])}
         done = self._with_covariance(random, env, tape, heads, answers)
         for name in answers.keys() & set(names) - random.keys():  # paths are all there is
             done[name] = self._of_paths(env[name], answers[name], name)
-        outputs = [env[v.name] if isinstance(v, _Ref) else v for v in self.outputs]
+        outputs = [env[v.name] if isinstance(v, Ref) else v for v in self.outputs]
         return [
-            done[v.name] if isinstance(v, _Ref) and v.name in done else out
+            done[v.name] if isinstance(v, Ref) and v.name in done else out
             for v, out in zip(self.outputs, outputs, strict=True)
         ]
 
@@ -216,7 +186,7 @@ class TwoSweeps(nn.Module):
             covariance = covariance + scattered(seeds, head.noise, layout, batch)
         return (covariance + covariance.mT) / 2
 
-    def _linearize(self, call: _Call, out: Any, args: Any, kwargs: Any) -> Local:
+    def _linearize(self, call: Call, out: Any, args: Any, kwargs: Any) -> Local:
         if call.gain is not None:
             return call.gain(out, args, kwargs)
         if call.target is operator.getitem:
@@ -233,12 +203,12 @@ def _fixed_sizes(placeholder: fx.Node) -> dict[int, int]:
     return {dim: size for dim, size in enumerate(shape) if isinstance(size, int)}
 
 
-def _on_means(call: _Call, env: Mapping[str, Any], sketch: Sketch) -> Callable[[int], Any]:
+def _on_means(call: Call, env: Mapping[str, Any], sketch: Sketch) -> Callable[[int], Any]:
     """The operator itself at the means of its inputs plus a deviation."""
 
     def evaluate(j: int) -> Any:
         values = {name: _shifted(env[name], sketch.deviations.get(name), j) for name in call.inputs}
-        return call.plain(*_filled(call.args, values), **_filled(call.kwargs, values))
+        return call.plain(*filled(call.args, values), **filled(call.kwargs, values))
 
     return evaluate
 
@@ -249,83 +219,6 @@ def _shifted(value: Any, deviations: Any, j: int) -> Any:
     if not is_moments(value):
         return value
     return value.mean if deviations is None else value.mean + deviations[j]
-
-
-def _calls(trace: Trace, random: set[fx.Node]) -> list[_Call]:
-    """The graph as calls of rules, with one operator for some that stand in a row."""
-    nodes = [node for node in trace.graph.nodes if node.op in ("call_function", "get_attr")]
-    fused = {node: found for node in nodes if node in random and (found := _find_fused(node)) is not None}
-    covered = {node for found in fused.values() for node in found.covers}
-    tracked = tracked_layers(trace.graph, random)
-    return [
-        _fused_call(node, fused[node]) if node in fused else _call(node, trace.root, random, node in tracked)
-        for node in nodes
-        if node not in covered
-    ]
-
-
-def _with_last_uses(calls: list[_Call], wanted: set[str]) -> list[_Call]:
-    """Say of every value where it is used last, so that memory is not held until the sweep back."""
-    found, seen = [], set(wanted)
-    for call in reversed(calls):
-        mine = tuple(dict.fromkeys(n for n in (*call.inputs, call.name) if n not in seen))
-        seen.update(mine)
-        found.append(dataclasses.replace(call, last_use_of=mine))
-    return found[::-1]
-
-
-def _forget(env: dict[str, Any], names: tuple[str, ...]) -> None:
-    for name in names:
-        env.pop(name, None)
-
-
-def _find_fused(node: fx.Node) -> Fused | None:
-    if node.target in HEADS and any(user.op == "output" for user in node.users):
-        return None  # its logits are wanted too
-    return find_jump(node) or find_dropped_pool(node)
-
-
-def _fused_call(last: fx.Node, found: Fused) -> _Call:
-    return _Call(last.name, found.operator, _plain(found.args), {}, _names(found.args), len(last.users) > 1)
-
-
-def _call(node: fx.Node, root: nn.Module, random: set[fx.Node], tracked: bool) -> _Call:
-    if node.op == "get_attr":
-        value = getattr(root, str(node.target))
-        return _Call(node.name, lambda: value, (), {}, [], False)
-    target: Any = rule_of(node, "accurate") or node.target
-    gain = None
-    if isinstance(target, Rule) and target.local is None and not target.ignores_values and node in random:
-        gain = derive_gain(node, target, random)
-    args, kwargs = _plain(node.args), _plain(node.kwargs)
-    if tracked:
-        target, args = Tracked(), (*args, None)[:3]
-    inputs = _names((node.args, node.kwargs))
-    return _Call(node.name, target, args, kwargs, inputs, len(node.users) > 1, node.target, gain)
-
-
-def _names(arguments: Any) -> list[str]:
-    return [v.name for v in pytree.tree_leaves(arguments) if isinstance(v, fx.Node)]
-
-
-def _plain(value: Any) -> Any:
-    """Arguments of a node in plain containers, which compilers know, with _Ref in place of nodes."""
-    if isinstance(value, fx.Node):
-        return _Ref(value.name)
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value] if isinstance(value, list) else tuple(map(_plain, value))
-    return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
-
-
-def _filled(value: Any, env: Mapping[str, Any]) -> Any:
-    """The same with the nodes' values."""
-    if isinstance(value, _Ref):
-        return env[value.name]
-    if isinstance(value, tuple):
-        return tuple([_filled(v, env) for v in value])
-    if isinstance(value, list):
-        return [_filled(v, env) for v in value]
-    return {k: _filled(v, env) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def _is_random(value: Any) -> bool:
