@@ -43,6 +43,7 @@ from momentprop.structure import flatten_output, split_inputs  # noqa: E402
 
 BAND = (0.85, 1.15)  # of std / MC std, at the median
 FEW = 64  # outputs per sample, up to which `auto` sweeps back
+DETAILS = ("detail", "notes", "places", "traceback")
 CHOSEN = 12  # outputs of networks with more, for which the accurate tier is asked too
 
 
@@ -69,6 +70,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=180, help="seconds per network (default 180)")
     parser.add_argument("--fidelity", default="auto", help="tier (default auto)")
     parser.add_argument("--all", action="store_true", help="run again what is in the file already")
+    parser.add_argument("--details", action="store_true", help="places and tracebacks into the file too")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/zoo.json")
     return parser.parse_args()
 
@@ -292,8 +294,10 @@ def _write(results: dict[str, Any], args: argparse.Namespace) -> None:
         "samples": args.samples,
         "versions": {"momentprop": mp.__version__, "torch": torch.__version__},
     }
+    if not args.details:  # places name files of this machine
+        results = {name: {k: v for k, v in r.items() if k not in DETAILS} for name, r in results.items()}
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(header | {"networks": results}, indent=1))
+    args.out.write_text(json.dumps(header | {"networks": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ VISION: dict[str, tuple[str, str, dict[str, Any]]] = {
         "EfficientNetConfig",
         "EfficientNetForImageClassification",
         {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280, "dropout_rate": 0.1}
-        | {"drop_connect_rate": 0.1, "image_size": 32, "num_labels": 5},
+        | {"drop_connect_rate": 0.1, "image_size": 32, "num_labels": 5, "initializer_range": 0.2},
     ),
     "mobilevit": (
         "MobileViTConfig",
