@@ -65,6 +65,29 @@ def test_only_what_meets_itself_is_composed():
     assert n_rules(recognise(trace(Apply(tanh_gelu), torch.zeros(2, 16))).graph) == 1
 
 
+@pytest.mark.parametrize("fidelity", ["paper", "fast", "accurate"])
+def test_compositions_inside_others_are_used_elsewhere_too(fidelity):
+    """Both are composed: the smaller one could not be propagated in parts."""
+
+    class Model(Apply):
+        def forward(self, x):
+            y = self.first(x)
+            on = y * (y > 0)
+            return on.tanh() * on, on.sum(1), on
+
+    model, x = Model(None), mp.Moments(torch.randn(2, 16), 0.5)
+    outputs, sampled = mp.convert(model, x, fidelity)(x), mp.monte_carlo(model, x, 20_000)
+    for out, mc in zip(outputs, sampled, strict=True):
+        assert ((out.mean - mc.mean).abs() < 5 * mc.mean_error + 0.02 * mc.std).all()
+
+
+@pytest.mark.parametrize("function", [F.logsigmoid, F.hardswish, lambda x: F.prelu(x, torch.tensor([0.2]))])
+def test_activations_that_torch_does_not_call_pointwise(function):
+    """The larger of two equal values: not that of two independent ones."""
+    model = Apply(lambda x, w: torch.maximum(function(x), function(x)))
+    assert n_rules(recognise(trace(model, torch.zeros(2, 16))).graph) == 1
+
+
 def test_parts_used_elsewhere_stay():
     class Model(Apply):
         def forward(self, x):

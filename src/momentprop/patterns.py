@@ -32,6 +32,8 @@ from momentprop.unpooling import join_unpooling
 
 aten = torch.ops.aten
 
+# which torch does not tag as pointwise
+_POINTWISE = (aten.prelu.default, aten.log_sigmoid.default, aten.hardswish.default)
 _SAME = (aten.clone.default, aten.contiguous.default, aten.detach.default, aten.alias.default)
 
 
@@ -58,10 +60,14 @@ class _Region:
     root: fx.Node
     last: fx.Node
     inner: list[fx.Node]  # from root to last, without the root
+    users: list[fx.Node]  # of the last one, outside
 
 
 def _regions(graph: fx.Graph, inputs: list[fx.Node]) -> list[_Region]:
-    """Largest compositions of operators element by element of one value that use it more than once."""
+    """Compositions of operators element by element of one value that use it more than once.
+
+    The largest ones, and parts of them that are used elsewhere too.
+    """
     root: dict[fx.Node, fx.Node] = {node: node for node in inputs}  # of every value that varies
     joins: dict[fx.Node, bool] = {}
     for node in graph.nodes:
@@ -79,11 +85,17 @@ def _regions(graph: fx.Graph, inputs: list[fx.Node]) -> list[_Region]:
     found = []
     for last, joined in joins.items():
         same_type = _dtype(last) == _dtype(root[last])
-        if joined and same_type and not any(root.get(u) is root[last] and u in joins for u in last.users):
+        if joined and same_type and not all(_continues(u, last, root) for u in last.users):
             inner = _between(root[last], last, root)
             if len(inner) > 1 or inner[0].target is not aten.mul.Tensor:  # x * x has a rule
-                found.append(_Region(root[last], last, inner))
+                outside = [u for u in last.users if not _continues(u, last, root)]
+                found.append(_Region(root[last], last, inner, outside))
     return found
+
+
+def _continues(user: fx.Node, node: fx.Node, root: dict[fx.Node, fx.Node]) -> bool:
+    """Whether a user of the node belongs to the same composition."""
+    return user is not root.get(user) and root.get(user) is root[node]
 
 
 def _between(first: fx.Node, last: fx.Node, root: dict[fx.Node, fx.Node]) -> list[fx.Node]:
@@ -110,7 +122,7 @@ def _is_pointwise(node: fx.Node) -> bool:
         return False
     if _draws(node):
         return False
-    if op in _SAME or op is aten.to.dtype:
+    if op in _SAME or op in _POINTWISE or op is aten.to.dtype:
         return True
     return torch.Tag.pointwise in op.tags
 
@@ -147,7 +159,7 @@ def _compose(graph: fx.Graph, region: _Region) -> None:
     with graph.inserting_before(region.last):
         composed = graph.call_function(_composed_rule(inner), (region.root, *outer))
     composed.meta = dict(region.last.meta)
-    region.last.replace_all_uses_with(composed)
+    region.last.replace_all_uses_with(composed, delete_user_cb=region.users.__contains__)
 
 
 def _composed_rule(graph: fx.Graph) -> Rule:
