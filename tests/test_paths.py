@@ -132,3 +132,26 @@ def test_many_paths_go_by_gains():
     bnn = mp.convert(model, x)
     assert bnn._program.paths is None
     assert (bnn(x).variance > 0).all()
+
+
+class Noisy(nn.Linear):
+    """Random weights, and noise that takes its shape of a value behind a path."""
+
+    def forward(self, x):
+        if not self.training:
+            return super().forward(x)
+        y = nn.functional.linear(x, nn.functional.dropout(self.weight, 0.2), self.bias)
+        return y * (1 + 0.1 * torch.randn_like(y)) + 0.1 * torch.rand_like(y) - 0.05
+
+
+def test_other_noise_behind_a_path_is_at_its_mean():
+    """So that results are the same every time, and samples do not depend on each other."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(8, 0.3), Noisy(8, 8), DropPath(0.2), nn.Linear(8, 2)).eval()
+    x = torch.randn(3, 8)
+    bnn = mp.convert(model, x, "accurate")
+    out = bnn(x)
+    assert torch.equal(out.covariance, bnn(x).covariance)
+    torch.testing.assert_close(bnn(x[1:2]).covariance, out.covariance[1:2])
+    ratio = out.std / mp.monte_carlo(model, x, 4000).std
+    assert ((ratio > 0.85) & (ratio < 1.05)).all()  # interactions with paths, left out, are always missing

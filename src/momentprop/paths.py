@@ -32,6 +32,17 @@ aten = torch.ops.aten
 
 _MOST = 32  # paths; with more it is cheaper to sample
 _AT_ONCE = 8  # passes that run as one batch
+_LIKE = (  # noise that asks its argument for a shape alone
+    aten.bernoulli.p,
+    aten.randn_like.default,
+    aten.rand_like.default,
+    aten.normal_functional.default,
+    aten.uniform.default,
+)
+_RANDOM_WEIGHTS = (
+    torch.ops.momentprop.random_linear.default,
+    torch.ops.momentprop.random_convolution.default,
+)
 
 
 class Paths(nn.Module):
@@ -103,7 +114,7 @@ def _behind(graph: fx.Graph, sources: list[fx.Node], random: set[fx.Node]) -> se
     """The sources, and everything computed from their values, not of their shapes alone."""
     found = set(sources)
     for node in graph.nodes:
-        if node in random and not found.isdisjoint(node.all_input_nodes):
+        if node in random and node.target not in _LIKE and not found.isdisjoint(node.all_input_nodes):
             found.add(node)
     return found
 
@@ -111,7 +122,7 @@ def _behind(graph: fx.Graph, sources: list[fx.Node], random: set[fx.Node]) -> se
 def _suffix(
     graph: fx.Graph, sources: list[fx.Node], edge: list[fx.Node], behind: set[fx.Node], outputs: list[str]
 ) -> fx.Graph:
-    """The plain network behind the sources: other dropouts pass their input."""
+    """The plain network behind the sources: other dropouts pass their input, random weights are means."""
     suffix = fx.Graph()
     env = {node: suffix.placeholder(node.name) for node in (*edge, *sources)}
     for node in graph.nodes:
@@ -123,6 +134,9 @@ def _suffix(
         env[node] = suffix.node_copy(node, env.__getitem__)
         if node.target in (aten.view.default, aten._unsafe_view.default):
             env[node].target = aten.reshape.default  # strides are not always those of the trace
+        if node.target in _RANDOM_WEIGHTS:
+            x, weight, _, bias, _, *sizes = env[node].args
+            env[node].args = (x, weight, None, bias, None, *sizes)
     names = {node.name: node for node in env}
     suffix.output([env[names[name]] for name in outputs])
     return suffix
