@@ -142,17 +142,18 @@ def _reduce(draw: Draw) -> nn.Module:
     return Apply(function, name)
 
 
-NOT_LINEAR = ("relu", "dropout", "channel_dropout", "max_pool", "softmax")
+NOISE = ("dropout", "channel_dropout")
+NOT_LINEAR = (*NOISE, "relu", "max_pool", "softmax")
 
 
-def layer(draw: Draw, shape: Shape, depth: int, linear: bool = False) -> nn.Module:
+def layer(draw: Draw, shape: Shape, depth: int, without: tuple[str, ...] = ()) -> nn.Module:
     """One random layer that accepts [batch, *shape]."""
     n = len(shape) - 1
     kinds = ["relu", "dropout", "affine", "reshape", "linear", "reduce"]
     kinds += ["residual"] if depth > 0 else []
     kinds += ["conv", "max_pool", "avg_pool", "adaptive", "norm", "channel_dropout"] if 1 <= n <= 3 else []
     kinds += ["norm", "softmax"] if n == 0 else []
-    kind = draw(st.sampled_from([k for k in kinds if not (linear and k in NOT_LINEAR)]))
+    kind = draw(st.sampled_from([k for k in kinds if k not in without]))
     match kind:
         case "relu":
             return nn.ReLU(inplace=draw(st.booleans()))
@@ -182,7 +183,7 @@ def layer(draw: Draw, shape: Shape, depth: int, linear: bool = False) -> nn.Modu
         case "norm":
             return _norm([nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d][n], shape[0])
         case _:
-            inner = nn.Sequential(layer(draw, shape, 0, linear))
+            inner = nn.Sequential(layer(draw, shape, 0, without))
             return Residual(inner, draw(st.booleans()), draw(st.sampled_from(["add", "sub", "cat"])))
 
 
@@ -228,13 +229,35 @@ def linear_after_dropout(draw: Draw) -> tuple[nn.Module, nn.Module, Shape]:
     layers: list[nn.Module] = []
     current: Shape = shape
     for _ in range(draw(st.integers(1, 6))):
-        new = layer(draw, current, 1, linear=True)
+        new = layer(draw, current, 1, NOT_LINEAR)
         after = output_shape(new, current)
         if 0 in after or math.prod(after) > 500 or not after:
             continue
         layers.append(new)
         current = after
     return dropout(draw(probabilities)), nn.Sequential(*layers).eval(), shape
+
+
+def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    first, second = x.chunk(2, -1)
+    return first, second
+
+
+# Exact for independent Gaussian inputs, which outputs no longer are, but still independent of each other.
+EXACT = [
+    nn.ReLU(),
+    nn.MaxPool2d((1, 2)),
+    nn.MaxPool2d((2, 1)),
+    nn.LeakyReLU(0.2),
+    nn.Hardtanh(-0.5, 1.5),
+    nn.Softshrink(0.3),
+    Apply(torch.abs, "abs"),
+    Apply(torch.sin, "sin"),
+    Apply(torch.square, "square"),
+    Apply(lambda x: torch.mul(*_halves(x)), "product"),
+    Apply(lambda x: torch.maximum(*_halves(x)), "maximum"),
+    Apply(lambda x: torch.minimum(*_halves(x)), "minimum"),
+]
 
 
 @st.composite
@@ -265,7 +288,7 @@ def one_nonlinearity(draw: Draw) -> tuple[nn.Sequential, Shape]:
         }
         return [made[draw(st.sampled_from(kinds))]() for _ in range(2)]
 
-    nonlinear: nn.Module = draw(st.sampled_from([nn.ReLU(), nn.MaxPool2d((1, 2)), nn.MaxPool2d((2, 1))]))
+    nonlinear: nn.Module = draw(st.sampled_from(EXACT))
     before, after = elementwise(False), elementwise(True)
     features = math.prod(output_shape(nonlinear, shape))
     mixing = draw(
