@@ -144,10 +144,25 @@ class Noisy(nn.Linear):
         return y * (1 + 0.1 * torch.randn_like(y)) + 0.1 * torch.rand_like(y) - 0.05
 
 
-def test_other_noise_behind_a_path_is_at_its_mean():
+class NoisyConvolution(nn.Conv1d):
+    def forward(self, x):
+        return nn.functional.conv1d(x, nn.functional.dropout(self.weight, 0.2, self.training), self.bias)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(Block(8, 0.3), Noisy(8, 8), DropPath(0.2), nn.Linear(8, 2)),
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (2, 4)), DropPath(0.3), NoisyConvolution(2, 3, 2), nn.Flatten(), nn.Linear(9, 2)
+        ),
+    ],
+    ids=["dense", "convolution"],
+)
+def test_other_noise_behind_a_path_is_at_its_mean(make):
     """So that results are the same every time, and samples do not depend on each other."""
     torch.manual_seed(0)
-    model = nn.Sequential(Block(8, 0.3), Noisy(8, 8), DropPath(0.2), nn.Linear(8, 2)).eval()
+    model = make().eval()
     x = torch.randn(3, 8)
     bnn = mp.convert(model, x, "accurate")
     out = bnn(x)

@@ -39,10 +39,6 @@ _LIKE = (  # noise that asks its argument for a shape alone
     aten.normal_functional.default,
     aten.uniform.default,
 )
-_RANDOM_WEIGHTS = (
-    torch.ops.momentprop.random_linear.default,
-    torch.ops.momentprop.random_convolution.default,
-)
 
 
 class Paths(nn.Module):
@@ -134,9 +130,19 @@ def _suffix(
         env[node] = suffix.node_copy(node, env.__getitem__)
         if node.target in (aten.view.default, aten._unsafe_view.default):
             env[node].target = aten.reshape.default  # strides are not always those of the trace
-        if node.target in _RANDOM_WEIGHTS:
-            x, weight, _, bias, _, *sizes = env[node].args
-            env[node].args = (x, weight, None, bias, None, *sizes)
+        _fix_weights(env[node])
     names = {node.name: node for node in env}
     suffix.output([env[names[name]] for name in outputs])
     return suffix
+
+
+def _fix_weights(node: fx.Node) -> None:
+    """A layer of random weights with their means."""
+    if node.target is torch.ops.momentprop.random_linear.default:
+        x, weight, _, bias, _ = node.args
+        node.target, node.args = aten.linear.default, (x, weight, bias)
+    elif node.target is torch.ops.momentprop.random_convolution.default:
+        x, weight, _, bias, _, stride, padding, dilation, groups = node.args
+        none: Any = [0] * len(stride)  # type: ignore[arg-type]
+        sizes = (stride, padding, dilation, False, none, groups)
+        node.target, node.args = aten.convolution.default, (x, weight, bias, *sizes)
