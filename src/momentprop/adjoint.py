@@ -27,7 +27,7 @@ from momentprop.moments import Logits, Moments, is_moments, mean_of
 from momentprop.paths import Paths, path_sources
 from momentprop.samples import Layout
 from momentprop.selection import Selection
-from momentprop.sketch import Sketch, is_deep, signs
+from momentprop.sketch import Sketch, pays, signs
 from momentprop.tape import Tape, scattered, times
 from momentprop.trace import HEADS, Trace, place_of
 from momentprop.tracking import Tracked
@@ -61,7 +61,7 @@ class TwoSweeps(nn.Module):
         if self.paths is not None:
             wanted = [*wanted, *self.paths.boundary, *self.paths.sources]
         self.calls = with_last_uses(calls(trace, random), set(wanted))
-        self.signs = signs(layouts) if is_deep(trace.graph, random) else None
+        self.signs = signs(layouts) if pays(trace.graph, random) else None
 
     def forward(self, *values: Any) -> list[Any]:
         env = dict(zip(self.placeholders, values, strict=True))
@@ -97,6 +97,8 @@ class TwoSweeps(nn.Module):
                 continue
             inputs = [name for name in call.inputs if _is_random(env[name])]
             local = self._linearize(call, out, args, kwargs)
+            if sketch is not None:
+                local = sketch.bent(inputs, local)
             if isinstance(local, Elementwise) and inputs and inputs[0] in directions:
                 directions[call.name] = times(directions[inputs[0]], local.gain)
             if call.name in self.heads:

@@ -35,12 +35,18 @@ class Linear:
     `spread`, to its products with independent sources of unit variance, [K, batch, ...]: noise that
     reaches several elements at once. `push` is the map itself, of deviations [R, *shape] of each random
     input, where the operator on plain values is another one: one that is not linear, or is not the map.
+    `bend` is the second derivative along two such deviations. `shared` is noise as directions [P, *shape],
+    each with a source of its own per sample (sketch.py).
     """
 
     pull: Pull
     noise: Tensor | None = None
     spread: Callable[[Tensor], Tensor] | None = None
     push: Callable[..., Tensor | None] | None = None  # None as its result: not known
+    bend: Callable[..., Tensor] | None = None  # (d, d') -> second derivative along both, of all random inputs
+    shared: Tensor | None = (
+        None  # noise as directions [P, *shape] that reach all elements of a sample at once
+    )
 
 
 Local = Elementwise | Linear

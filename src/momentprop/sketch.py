@@ -1,4 +1,6 @@
-"""Deep convolutional networks: a few deviations are carried along, to see how large variances really are.
+"""Deep convolutional networks, and attention: a few deviations are carried along.
+
+They show how large variances really are.
 
 Variances inside the network are diagonal. After many layers with shortcuts and shared weights that falls far
 short: noise that units have in common adds up, and is not seen. For the covariance of the outputs it hardly
@@ -16,6 +18,13 @@ they tell how positions an offset apart are correlated, which pooling needs all 
 The signs are fixed, the same in every call and for every sample. The result is as deterministic as
 the rest.
 
+With the deviations at hand, noise of second order need not be taken as independent from element to element:
+in products, norms and softmax it reaches all elements of a sample together. Of two deviations with
+different signs the second derivative makes a direction of it (`Linear.bend`), and the backward sweep adds
+up what the outputs see of that direction. In attention both matter: on trained transformers (digits; looking
+up a key) std over MC std went from 0.93 to 0.96 and from 0.84 to 0.89, and the distance of the mean from 0.14
+and 0.12 to 0.09 and 0.06 std.
+
 Measured on a residual network with 13 convolutions: distance of the mean from MC's in units of std 0.154
 without, 0.050 with four deviations (0.055 with one, 0.049 with 32); worth 36 and 256 MC samples. With few
 layers there is nothing to gain; and in dense layers all noise gathers in a few directions, for which the sum
@@ -28,6 +37,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,13 +50,19 @@ from momentprop.neighbours import Neighbours, attach, lattice
 from momentprop.rules.convolution import CONVOLUTIONS
 from momentprop.samples import Layout
 
+aten = torch.ops.aten
+
 _DEVIATIONS = 4
 _FEWEST_LAYERS = 8
+_MATRIX_PRODUCTS = (aten.matmul.default, aten.bmm.default, aten.baddbmm.default)
 _LONGEST = 1_000_003  # signs; what does not fit begins anew
 
 
-def is_deep(graph: fx.Graph, random: set[fx.Node]) -> bool:
-    """Whether so many convolutions of random values stand in a row."""
+def pays(graph: fx.Graph, random: set[fx.Node]) -> bool:
+    """Whether there is attention, or so many convolutions of random values stand in a row."""
+    for node in graph.nodes:
+        if node.target in _MATRIX_PRODUCTS and sum(n in random for n in node.args[:3]) > 1:
+            return True
     depth: dict[fx.Node, int] = {}
     for node in graph.nodes:
         if node in random:
@@ -73,6 +89,20 @@ class Sketch:
         self.start = 0
         self.deviations: dict[str, Any] = {}  # None where they are not known
 
+    def bent(self, inputs: list[str], local: Local) -> Local:
+        """The operator with its noise of second order as the deviations have it.
+
+        That noise is B(x, x) / 2 with B the second derivative and x the deviation of the inputs. For two
+        independent deviations d and e, B(d, e) / sqrt(2) has the same covariance.
+        """
+        if not isinstance(local, Linear) or local.bend is None:
+            return local
+        before = [self.deviations[i] for i in inputs]
+        if not all(isinstance(b, Tensor) for b in before):
+            return local
+        found = local.bend(before, [b.roll(1, 0) for b in before])
+        return replace(local, noise=None, shared=found * (2 * _DEVIATIONS) ** -0.5)
+
     def follow(
         self, name: str, inputs: list[str], out: Any, local: Local, on_means: Callable[[int], Any]
     ) -> Any:
@@ -81,6 +111,8 @@ class Sketch:
         `on_means(j)` is the operator on plain values: the means of its inputs plus their jth deviation.
         """
         found = self._push(name, inputs, out, local, on_means)
+        if isinstance(found, Tensor) and isinstance(local, Linear) and local.shared is not None:
+            found = found + local.shared * _DEVIATIONS**0.5
         if isinstance(found, Tensor) and local.noise is not None:
             found = found + safe_sqrt(local.noise) * self._signs(name, out.mean)
         self.deviations[name] = found
@@ -102,7 +134,8 @@ class Sketch:
             return out.mean.new_zeros(_DEVIATIONS, *[1] * out.mean.dim())
         moved = [on_means(j) for j in range(_DEVIATIONS)]
         if isinstance(out, Moments):
-            return torch.stack([m - out.mean for m in moved])
+            # masks of attention are infinite
+            return torch.stack([torch.where(out.mean.isfinite(), m - out.mean, 0.0) for m in moved])
         parts = [o.mean if isinstance(o, Moments) else None for o in out]  # None: an index
         return [None if p is None else torch.stack([m[i] - p for m in moved]) for i, p in enumerate(parts)]
 

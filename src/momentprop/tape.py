@@ -103,6 +103,10 @@ class Tape:
                 total = total + scattered(cotangent, local.noise, layouts[step.node], batch)
             if local.spread is not None:
                 total = total + _outer(layouts[step.node].split(local.spread(cotangent), batch))
+            if local.shared is not None:
+                layout = layouts[step.node]
+                rows = layout.split(cotangent, batch) @ layout.split(local.shared, batch).mT
+                total = total + _outer(rows)
             if step.length is not None:
                 cotangent = [cotangent.get(i) for i in range(step.length)]
             if step.inputs:

@@ -401,3 +401,20 @@ def check_gradients(setting: Setting, draw: Distribution = moderate) -> None:
         return tuple(t for o in outputs for t in (o.mean, o.variance))
 
     assert torch.autograd.gradcheck(run, [t.clone().requires_grad_() for t in inputs], fast_mode=True)
+
+
+def check_bend(setting: Setting) -> None:
+    """The second derivative that a rule states, against differences of the operator, at no variance."""
+    args = setting.arguments(draw=fixed(variance=1e-16))
+    inputs = random_arguments(args)
+    local = setting.rule.local(setting.rule(*args, **setting.kwargs), *args, **setting.kwargs)  # type: ignore[misc]
+    first, second = ([torch.randn(1, *x.shape, dtype=x.dtype) for x in inputs] for _ in range(2))
+    step = 1e-4
+
+    def at(a: float, b: float) -> Tensor:
+        moved = zip(inputs, first, second, strict=True)
+        values = [x.mean + step * (a * d + b * e) for x, d, e in moved]
+        return setting.apply_to_many(args, values)[0]
+
+    expected = (at(1, 1) - at(1, -1) - at(-1, 1) + at(-1, -1)) / (4 * step * step)
+    torch.testing.assert_close(local.bend(first, second), expected, rtol=1e-4, atol=1e-5)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from properties import AnyRule, C, Setting, X, gaussian_samples, setting
+from properties import AnyRule, C, Setting, X, check_bend, gaussian_samples, setting
 
 from momentprop.moments import Moments
 from momentprop.registry import RULES
@@ -89,3 +89,8 @@ def test_closer_to_sampling_than_frozen_statistics(op, width, noise):
 def test_running_statistics_of_instance_norm_are_refused():
     refuses = setting(aten.instance_norm.default).rule.refuses
     assert "running statistics" in refuses({"use_input_stats": False}, frozenset({"input"}))
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_second_derivative(setting):
+    check_bend(setting)

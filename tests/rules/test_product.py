@@ -1,6 +1,6 @@
 import pytest
 import torch
-from properties import C, LinearRule, SampledRule, Samples, X, gaussian_samples, setting
+from properties import C, LinearRule, SampledRule, Samples, X, check_bend, gaussian_samples, setting
 
 from momentprop.moments import Moments
 from momentprop.registry import RULES
@@ -74,3 +74,16 @@ def test_a_tensor_times_itself():
     gain = sum(local.pull(torch.ones(1, 5, dtype=torch.float64)))[0]
     torch.testing.assert_close(gain, 2 * x.mean)
     torch.testing.assert_close(gain**2 * x.variance + local.noise, out.variance)
+
+
+VECTORS = (aten.mv.default, aten.dot.default)
+BENT = [
+    s
+    for s in OF_TWO
+    if s.op not in VECTORS and (s.op is aten.mul.Tensor or min(len(a.shape) for a in s.args[-2:]) > 1)
+]
+
+
+@pytest.mark.parametrize("setting", BENT, ids=str)
+def test_second_derivative(setting):
+    check_bend(setting)

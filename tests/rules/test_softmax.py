@@ -10,6 +10,7 @@ from properties import (
     Samples,
     Setting,
     X,
+    check_bend,
     check_gradients,
     fixed,
     gaussian_samples,
@@ -273,3 +274,8 @@ class TestLogSumExp(AnyRule):
 
 def test_log_sum_over_several_dimensions_is_refused():
     assert "several" in reason_of(Setting(aten.logsumexp.default, (X(2, 3), [0, 1])))
+
+
+@pytest.mark.parametrize("args", [(X(3, 4), 1), (X(4, 2), 0)], ids=str)
+def test_second_derivative(args):
+    check_bend(Setting(PROBABILITIES, args, fidelity="fast"))

@@ -89,6 +89,15 @@ class Statistics:
         squares = self.direction * self.direction
         return 1 + squares if self.center else squares
 
+    def bend(self, d: Tensor, e: Tensor) -> Tensor:
+        """The second derivative along two deviations."""
+        dims, u = [i + 1 for i in self.dims], self.direction
+        if self.center:
+            d, e = d - d.mean(dims, keepdim=True), e - e.mean(dims, keepdim=True)
+        d, e = d * self.scale, e * self.scale
+        along_d, along_e = ((v * u).mean(dims, keepdim=True) for v in (d, e))
+        return u * (3 * along_d * along_e - (d * e).mean(dims, keepdim=True)) - d * along_e - e * along_d
+
     def pull(self, cotangent: Tensor) -> Tensor:
         """J^T c, the same J as its transpose."""
         dims, u = [d + 1 for d in self.dims], self.direction
@@ -129,7 +138,12 @@ def _local(out: Any, weight: Any, view: Callable[[Tensor], Tensor] | None = None
         moved = moved.reshape(whole.shape)
         return moved if weight is None else moved * weight
 
-    return Linear(pull, out._noise, push=push)
+    def bend(d: list[Tensor], e: list[Tensor]) -> Tensor:
+        wide = [v[0].expand(-1, *out.shape) for v in (d, e)]
+        bent = statistics.bend(*[w if view is None else view(w) for w in wide]).reshape(wide[0].shape)
+        return bent if weight is None else bent * weight
+
+    return Linear(pull, out._noise, push=push, bend=bend)
 
 
 def _last(x: Moments, shape: list[int]) -> list[int]:

@@ -41,7 +41,12 @@ def _by_element(op: Any) -> None:
 
         shared = covariance_of(x, y)
         noise = x.variance * y.variance
-        return Linear(pull, noise if shared is None else noise + shared * shared, push=push)
+
+        def bend(d: list[Tensor], e: list[Tensor]) -> Tensor:
+            (dx, dy), (ex, ey) = ([lifted(v, n) for v in part] for part in (d, e))
+            return dx * ey + ex * dy
+
+        return Linear(pull, noise if shared is None else noise + shared * shared, push=push, bend=bend)
 
     @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="product", local=local)
     def propagate(x: Any, y: Any) -> Moments:
@@ -113,8 +118,17 @@ def _matrix_local(op: Any, a: Any, b: Any, scale: float = 1) -> Linear:
             total = total + torch.matmul(mean_a, _whole(deviations[-1], mean_b, n))
         return total * scale
 
-    noise = op(a.variance, b.variance) * (scale * scale) if random_a and random_b else None
-    return Linear(pull, noise, push=push)
+    if not (random_a and random_b):
+        return Linear(pull, push=push)
+
+    def bend(d: list[Tensor], e: list[Tensor]) -> Tensor:
+        n = max(mean_a.dim(), mean_b.dim())
+        da, ea = (_whole(v[0], mean_a, n) for v in (d, e))
+        db, eb = (_whole(v[1], mean_b, n) for v in (d, e))
+        return (torch.matmul(da, eb) + torch.matmul(ea, db)) * scale
+
+    noise = op(a.variance, b.variance) * (scale * scale)
+    return Linear(pull, noise, push=push, bend=bend if min(mean_a.dim(), mean_b.dim()) > 1 else None)
 
 
 def _whole(deviations: Tensor, mean: Tensor, dim: int) -> Tensor:
@@ -152,7 +166,11 @@ def _affine_product(op: Any, mm: Any) -> None:
                 return total  # type: ignore[return-value]
             return total + lifted(deviations[0], n) * beta
 
-        return Linear(pull, product.noise, push=push)
+        def bend(d: list[Tensor], e: list[Tensor]) -> Tensor:
+            assert product.bend is not None
+            return product.bend(*[part[1:] if added else part for part in (d, e)])
+
+        return Linear(pull, product.noise, push=push, bend=None if product.bend is None else bend)
 
     @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="product", local=local)
     def propagate(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Moments:

@@ -156,7 +156,12 @@ def _softmax_local(out: Moments, x: Moments, dim: int, dtype: torch.dtype | None
     def push(deviations: Tensor) -> Tensor:
         return weight * (deviations - (p * deviations).sum(dim + 1, keepdim=True))
 
-    return Linear(pull, push=push)
+    def bend(d: list[Tensor], e: list[Tensor]) -> Tensor:
+        first, second = (v[0] - (p * v[0]).sum(dim + 1, keepdim=True) for v in (d, e))
+        product = first * second
+        return weight * (product - (p * product).sum(dim + 1, keepdim=True))
+
+    return Linear(pull, push=push, bend=bend)
 
 
 def _log_softmax_local(out: Moments, x: Moments, dim: int, dtype: torch.dtype | None = None) -> Linear:
