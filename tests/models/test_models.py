@@ -78,7 +78,9 @@ CI: tuple[str, ...] = (
 OPEN: tuple[str, ...] = (
     "transformers_fnet",  # Fourier transforms have no rule
     "transformers_longformer",  # branches on the values of its mask: no static graph
-    "torchvision_maxvit",  # stochastic depth before layer norm: jumps, of which gains see too little
+    "transformers_efficientnet",  # an average over windows far larger than the image: out of memory
+    "torchvision_maxvit",  # stochastic depth before layer norm: std 1.2 of that sampled, mean 0.3 std off
+    "timm_mobilenetv3_small_100",  # rare large jumps (kurtosis 45): std 0.75 of that sampled
 )
 
 
