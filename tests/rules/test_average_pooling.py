@@ -12,6 +12,8 @@ SETTINGS = [
     setting(aten.avg_pool1d.default, X(1, 2, 8), [3], [2], [1], True, False),
     setting(aten.avg_pool1d.default, X(1, 2, 8), [3], [], [0], True),
     setting(aten.avg_pool2d.default, X(1, 2, 4, 4), [2, 2]),
+    setting(aten.avg_pool2d.default, X(1, 2, 2, 3), [2, 3]),
+    setting(aten.avg_pool2d.default, X(1, 2, 2, 3), 100_000, [], 0, True),
     setting(aten.avg_pool2d.default, X(2, 5, 4), [2, 3]),
     setting(aten.avg_pool2d.default, X(2, 4, 4), 2, 1, 1),
     setting(aten.avg_pool2d.default, X(1, 2, 5, 4), [3, 3], [2, 1], [1, 1]),

@@ -27,6 +27,10 @@ def _avg_pool(n: int, op: Any) -> None:
         stride, padding, ceil_mode, include, override = _avg_pool_arguments(given)
         windows = Windows.of(x.shape[-n:], kernel_size, stride, padding, 1, ceil_mode)
         divisor = _divisor(op, n, x.mean, kernel_size, stride, padding, ceil_mode, include, override)
+        covered = all(k >= size for k, size in zip(windows.kernel, x.shape[-n:], strict=True))
+        if covered and not any(per_dimension(padding, n)):  # one window, maybe far larger than the input
+            shape = x.shape
+            return Linear(lambda cotangent: [(cotangent / divisor).expand(cotangent.shape[0], *shape)])
         return Linear(lambda cotangent: [_summed_back(cotangent / divisor, x.mean, windows)])
 
     @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", local=local)
