@@ -320,6 +320,22 @@ class SampledRule(AnyRule):
                 torch.testing.assert_close(mine, torch.stack(theirs), rtol=1e-9, atol=1e-9)
 
 
+class ApproximateRule(AnyRule):
+    """A rule that is close to sampling: errors of the mean, in standard deviations, and of the variance."""
+
+    mean_bound: float
+    variance_bound: float
+
+    def test_agrees_with_sampling(self, setting: Setting) -> None:
+        args = setting.arguments()
+        (values,) = self.sample(setting, args)
+        out, sampled = setting.propagate(args)[0], Samples(values)
+        error = (out.mean - sampled.mean).abs() - 5 * sampled.mean_error
+        assert (error <= self.mean_bound * sampled.variance.sqrt()).all()
+        error = (out.variance - sampled.variance).abs() - 5 * sampled.variance_error
+        assert (error <= self.variance_bound * sampled.variance).all()
+
+
 class LinearRule(SampledRule):
     """A rule for y = J x + b: besides sampling, against the variance (J*J) V with J read off the operator."""
 

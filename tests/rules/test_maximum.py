@@ -1,6 +1,6 @@
 import pytest
 import torch
-from properties import AnyRule, C, SampledRule, Samples, Setting, X, gaussian_samples, setting
+from properties import ApproximateRule, C, SampledRule, Setting, X, gaussian_samples, setting
 
 from momentprop.moments import Moments
 from momentprop.registry import RULES
@@ -32,19 +32,11 @@ class TestMaximumOfTwo(SampledRule):
 
 
 @pytest.mark.parametrize("setting", OVER_DIMENSIONS, ids=str)
-class TestMaximumOverDimensions(AnyRule):
+class TestMaximumOverDimensions(ApproximateRule):
     unexplained = 1e-9
     overexplained = 0.05  # of correlated winners
-
-    def test_agrees_with_sampling(self, setting: Setting) -> None:
-        """Mean within 5 % of the standard deviation, variance within 15 %."""
-        args = setting.arguments()
-        (values,) = self.sample(setting, args)
-        out, sampled = setting.propagate(args)[0], Samples(values)
-        error = (out.mean - sampled.mean).abs() - 5 * sampled.mean_error
-        assert (error <= 0.05 * sampled.variance.sqrt()).all()
-        error = (out.variance - sampled.variance).abs() - 5 * sampled.variance_error
-        assert (error <= 0.15 * sampled.variance).all()
+    mean_bound = 0.05
+    variance_bound = 0.15
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8, 13, 64])

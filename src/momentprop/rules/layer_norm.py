@@ -151,15 +151,7 @@ def _last(x: Moments, shape: list[int]) -> list[int]:
     return list(range(n - len(shape), n))
 
 
-def _layer_norm_local(
-    out: Moments,
-    x: Moments,
-    normalized_shape: list[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> Linear:
+def _weighted_local(out: Moments, x: Moments, shape: Any, weight: Any = None, *_: Any) -> Linear:
     return _local(out, weight)
 
 
@@ -168,7 +160,7 @@ def _layer_norm_local(
     exactness=_EXACTNESS,
     reference="second order",
     refuses=only_random("input"),
-    local=_layer_norm_local,
+    local=_weighted_local,
 )
 def layer_norm(
     x: Moments,
@@ -181,22 +173,12 @@ def layer_norm(
     return _normalize(x, _last(x, normalized_shape), weight, bias, eps)
 
 
-def _rms_norm_local(
-    out: Moments,
-    x: Moments,
-    normalized_shape: list[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-) -> Linear:
-    return _local(out, weight)
-
-
 @rule(
     aten.rms_norm.default,
     exactness=_EXACTNESS,
     reference="second order",
     refuses=only_random("input"),
-    local=_rms_norm_local,
+    local=_weighted_local,
 )
 def rms_norm(
     x: Moments, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None
@@ -235,9 +217,7 @@ def _group_norm_local(out: Moments, x: Moments, groups: int, weight: Any) -> Lin
     exactness=_EXACTNESS,
     reference="second order",
     refuses=only_random("input"),
-    local=lambda out, x, num_groups, weight=None, bias=None, eps=1e-5, cudnn_enabled=True: _group_norm_local(
-        out, x, num_groups, weight
-    ),
+    local=lambda out, x, num_groups, weight=None, *_: _group_norm_local(out, x, num_groups, weight),
 )
 def group_norm(
     x: Moments,
