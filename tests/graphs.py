@@ -100,7 +100,10 @@ def graphs(draw: Draw, calm: bool = False) -> tuple[nn.Sequential, Shape]:
     after, current = _chain(draw, current, 3, calm, draw(st.integers(1, 5)))
     head = [nn.Flatten(), nn.Linear(math.prod(current), 3)] if calm or draw(st.booleans()) else []
     network = nn.Sequential(*before, source, *after, *head).eval()
-    for module in network.modules() if calm else ():  # which is differentiated
-        if hasattr(module, "inplace"):
-            module.inplace = False
+    # In eval mode noise returns its input, and a branch that writes to it changes the other's: then training
+    # changes more than noise, of which conversion warns. And a calm network is differentiated.
+    for part in network.modules():
+        for module in part.modules() if calm or isinstance(part, Branches) else ():
+            if hasattr(module, "inplace"):
+                module.inplace = False
     return network, shape
