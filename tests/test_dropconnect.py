@@ -165,3 +165,15 @@ def test_weights_that_share_noise(model: Callable[[], nn.Module], shape: tuple[i
 def test_other_graphs_stay_as_they_are() -> None:
     traced = trace(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.1), nn.Linear(4, 2)), torch.randn(2, 3))
     assert fold_random_weights(traced, "accurate") is traced
+
+
+def test_deviations_carried_forward_see_the_mean_weights() -> None:
+    """Behind a product of random matrices a few are (sketch.py): no weights are drawn for them."""
+    torch.manual_seed(0)
+    product = Layer(lambda x, w, b: (x @ x.mT).flatten(1) @ w, 4, 4)
+    model = nn.Sequential(nn.Dropout(0.3), product, dense(4, 1), nn.Tanh()).eval()
+    x = torch.randn(3, 2, 4)
+    bnn = mp.convert(model, x, "accurate")
+    covariance = bnn(x).covariance
+    assert torch.equal(covariance, bnn(x).covariance)
+    torch.testing.assert_close(bnn(x[1:2]).covariance[0], covariance[1])

@@ -80,10 +80,15 @@ def _register(op: Any, layer: _Layer) -> None:
         def pull(cotangent: Tensor) -> list[Tensor]:
             return [layer.pull(cotangent, mean_of(x), weight, *sizes)] if is_moments(x) else []
 
+        def push(deviations: Tensor) -> Tensor:
+            """The operator itself would draw weights."""
+            whole = deviations.expand(-1, *mean.shape)
+            return layer.map(whole.flatten(0, 1), weight, None, *sizes).unflatten(0, whole.shape[:2])
+
         mean = mean_of(x)
         if mean.dim() == 2:
             second = mean * mean + x.variance if is_moments(x) else mean * mean
-            return Linear(pull, variance_of_weights(second, w_var, weight, b_var, *sizes))
+            return Linear(pull, variance_of_weights(second, w_var, weight, b_var, *sizes), push=push)
 
         def spread(cotangent: Tensor) -> Tensor:
             sources = []
@@ -95,7 +100,7 @@ def _register(op: Any, layer: _Layer) -> None:
             return torch.cat(sources, 2)
 
         noise = variance_of_weights(x.variance, w_var, weight, None, *sizes) if is_moments(x) else None
-        return Linear(pull, noise, spread)
+        return Linear(pull, noise, spread, push)
 
     @rule(
         op,
