@@ -42,6 +42,18 @@ class TraceNote(UserWarning):
     """Tracing says what of the model in training mode it left out, or could not tell from dropout."""
 
 
+class DataError(MomentpropError):
+    """A data set is damaged, incomplete or not what it should be."""
+
+
+class MissingDataError(DataError):
+    """A data set is in none of the places where it was looked for."""
+
+
+class DownloadError(DataError):
+    """A data set could not be downloaded."""
+
+
 class MissingExtraError(MomentpropError, ImportError):
     """An optional dependency is not installed."""
 

@@ -1,0 +1,50 @@
+"""Files that are either whole or not there, and .npz files read without trusting them."""
+
+from __future__ import annotations
+
+import os
+import uuid
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from momentprop.errors import DataError
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A temporary file beside `path`, renamed to it at the end; if that fails, `path` stays as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # otherwise a power failure can leave the new name on an empty file
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray], *, compressed: bool = False) -> None:
+    """Write a whole .npz file, or none."""
+    save = np.savez_compressed if compressed else np.savez
+    with replacing(path) as file:
+        save(file, allow_pickle=False, **arrays)
+
+
+def read_arrays(path: Path, advice: str) -> dict[str, np.ndarray]:
+    """All arrays of an .npz file. No pickles are read; the checksums inside the file are verified."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise DataError(f"{path} holds a single array, not an .npz of several; {advice}")
+            return {name: file[name] for name in file.files}
+    # what numpy and zipfile raise for truncated, overwritten and foreign files
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} is damaged or not an .npz file ({error}); {advice}") from error
