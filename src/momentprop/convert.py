@@ -32,6 +32,7 @@ from momentprop.recurrent import expand_recurrent
 from momentprop.rewrite import rewrite
 from momentprop.samples import Layout, layouts
 from momentprop.selection import Selection
+from momentprop.stems import relate
 from momentprop.structure import rebuild_output, split_inputs
 from momentprop.summary import Summary, summarize
 from momentprop.trace import Trace, trace
@@ -124,8 +125,10 @@ def cover(traced: Trace, fidelity: str, uncertain: Sequence[bool], unsupported: 
             missing = analyze(copy.graph, fidelity, _random_inputs(copy, uncertain))
         if missing.missing:
             raise MissingRuleError(missing.places)
-        return copy
-    return traced
+        traced = copy
+    copy = dataclasses.replace(traced, graph=traced.copy_graph())
+    random = analyze(copy.graph, fidelity, _random_inputs(copy, uncertain)).random
+    return copy if relate(copy.graph, random) else traced
 
 
 def _random_inputs(traced: Trace, uncertain: Sequence[bool]) -> list[Any]:

@@ -19,6 +19,7 @@ Refusal = Callable[[Mapping[str, Any], frozenset[str]], str | None]
 EXACT = "exact"
 EXACT_IF_UNCORRELATED = "exact for uncorrelated inputs"
 EXACT_IF_GAUSSIAN = "exact for Gaussian inputs"
+MOVES_VALUES = "moves values"  # the reference of rules for operators that only do that
 
 
 @dataclass(frozen=True, eq=False)

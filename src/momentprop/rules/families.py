@@ -17,7 +17,7 @@ from momentprop.local import Elementwise, Linear, Local, residual
 from momentprop.moments import Logits, Moments, is_moments, mean_of, variance_of
 from momentprop.neighbours import Neighbours, attach, scaled
 from momentprop.quadrature import NODES, Nodes, expectation
-from momentprop.registry import EXACT, EXACT_IF_GAUSSIAN, EXACT_IF_UNCORRELATED, Refusal, rule
+from momentprop.registry import EXACT, EXACT_IF_GAUSSIAN, EXACT_IF_UNCORRELATED, MOVES_VALUES, Refusal, rule
 from momentprop.shared import alone, direction_of, moved_direction, share
 
 BY_QUADRATURE = "approximate: 13-point quadrature, if Gaussian"
@@ -67,7 +67,7 @@ def rearrangement(
         rule(
             op,
             exactness=EXACT,
-            reference="moves values",
+            reference=MOVES_VALUES,
             refuses=refusal,
             local=local or by_position(op, values),
         )(make(op))
@@ -124,7 +124,7 @@ def reshape(*ops: OpOverload) -> None:
 
     for op in ops:
         refusal = only_random(op._schema.arguments[0].name, "other")
-        rule(op, exactness=EXACT, reference="moves values", refuses=refusal, local=same_order)(make(op))
+        rule(op, exactness=EXACT, reference=MOVES_VALUES, refuses=refusal, local=same_order)(make(op))
 
 
 def same_order(out: Moments, x: Any, *args: Any, **kwargs: Any) -> Local:

@@ -1,7 +1,7 @@
 """Products: element by element, and of matrices; of a random tensor with a constant, or of two random ones.
 
-For Z = X Y with covariance C = Cov(X, Y) of each pair of factors, C known where both are the same tensor or
-images of the same one (stems.py) and taken as 0 elsewhere,
+For Z = X Y with covariance C = Cov(X, Y) of each pair of factors, known where both are the same tensor and
+taken as 0 elsewhere (matrix products of one tensor's images: stems.py),
 
     E[Z] = E_x E_y + C,
     Var[Z] = V_x E_y^2 + E_x^2 V_y + V_x V_y + 2 E_x E_y C + C^2,
@@ -21,7 +21,6 @@ from momentprop.local import Linear, Local
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
 from momentprop.registry import EXACT_IF_UNCORRELATED, rule
 from momentprop.rules.families import affine, broadcast, gathered, lifted, scaling, squared
-from momentprop.stems import covariance_of, covariance_of_rows
 
 aten = torch.ops.aten
 
@@ -39,7 +38,7 @@ def _by_element(op: Any) -> None:
         def push(dx: Tensor, dy: Tensor) -> Tensor:
             return lifted(dx, n) * mean_y + mean_x * lifted(dy, n)
 
-        shared = covariance_of(x, y)
+        shared = x.variance if x is y else None
         noise = x.variance * y.variance
 
         def bend(d: list[Tensor], e: list[Tensor]) -> Tensor:
@@ -53,7 +52,7 @@ def _by_element(op: Any) -> None:
         mean = op(mean_of(x), mean_of(y))
         if is_moments(x) and is_moments(y):
             variance = x.variance * (y.variance + y.mean * y.mean) + x.mean * x.mean * y.variance
-            shared = covariance_of(x, y)
+            shared = x.variance if x is y else None
             if shared is not None:
                 variance = (variance + shared * (2 * mean + shared)).clamp_min(0)
                 mean = mean + shared
@@ -95,8 +94,7 @@ def _matrix_moments(op: Any, a: Any, b: Any) -> tuple[Tensor, Tensor]:
     if not (is_moments(a) and is_moments(b)):
         return mean, op(*[f.variance if is_moments(f) else squared(f, mean.dtype) for f in (a, b)])
     variance = op(a.variance, b.mean * b.mean + b.variance) + op(a.mean * a.mean, b.variance)
-    shared = covariance_of_rows(a, b)
-    return (mean if shared is None else mean + shared), variance
+    return mean, variance
 
 
 def _matrix_local(op: Any, a: Any, b: Any, scale: float = 1) -> Linear:
@@ -178,8 +176,6 @@ def _affine_product(op: Any, mm: Any) -> None:
         variance = beta * beta * variance_of(x)
         if is_moments(a) or is_moments(b):
             variance = variance + alpha * alpha * _matrix_moments(mm, a, b)[1]
-        if is_moments(a) and is_moments(b) and (shared := covariance_of_rows(a, b)) is not None:
-            mean = mean + alpha * shared
         return Moments(mean, broadcast(variance, mean))
 
 

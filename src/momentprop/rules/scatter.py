@@ -12,7 +12,7 @@ from torch import Tensor
 
 from momentprop.local import Linear
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
-from momentprop.registry import EXACT, EXACT_IF_UNCORRELATED, rule
+from momentprop.registry import EXACT, EXACT_IF_UNCORRELATED, MOVES_VALUES, rule
 from momentprop.rules.families import gathered, only_random
 
 aten = torch.ops.aten
@@ -41,7 +41,7 @@ def _moved(op: Any, x: Any, source: Any, *between: Any, **kwargs: Any) -> Moment
 @rule(
     aten.scatter.src,
     exactness=EXACT,
-    reference="moves values",
+    reference=MOVES_VALUES,
     refuses=only_random("self", "src"),
     local=lambda out, x, dim, index, src: _pulled(
         x, src, lambda c: c.scatter(dim, index, 0.0), lambda c: _cut(c.gather(dim, index), src)
@@ -70,7 +70,7 @@ def _cut(values: Tensor, source: Any) -> Tensor:
 @rule(
     aten.scatter.value,
     exactness=EXACT,
-    reference="moves values",
+    reference=MOVES_VALUES,
     refuses=only_random("self"),
     local=lambda out, x, dim, index, value: _pulled(x, None, lambda c: c.scatter(dim, index, 0.0), None),
 )
@@ -109,7 +109,7 @@ def index_add(x: Any, dim: int, index: Tensor, source: Any, *, alpha: float = 1)
 @rule(
     aten.index_copy.default,
     exactness=EXACT,
-    reference="moves values",
+    reference=MOVES_VALUES,
     refuses=only_random("self", "source"),
     local=lambda out, x, dim, index, source: _pulled(
         x, source, lambda c: c.index_fill(dim, index, 0.0), lambda c: c.index_select(dim, index)
@@ -129,7 +129,7 @@ def _put_local(out: Moments, x: Any, indices: list[Any], values: Any, accumulate
 @rule(
     aten.index_put.default,
     exactness=EXACT,
-    reference="moves values",
+    reference=MOVES_VALUES,
     refuses=only_random("self", "values"),
     local=_put_local,
 )
@@ -152,7 +152,7 @@ def _unpool(op: Any, n: int) -> None:
     @rule(
         op,
         exactness="exact for constant indices; else approximate: those of the means",
-        reference="moves values",
+        reference=MOVES_VALUES,
         refuses=only_random("self"),
         local=local,
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from momentprop.local import Linear, Local
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
-from momentprop.registry import EXACT, rule
+from momentprop.registry import EXACT, MOVES_VALUES, rule
 from momentprop.rules.families import (
     by_position,
     gathered,
@@ -159,14 +159,12 @@ shape_query(
 
 
 # Rules may leave other strides than the traced operators did, so a view is a reshape here.
-@rule(
-    aten.view.default, aten._unsafe_view.default, exactness=EXACT, reference="moves values", local=same_order
-)
+@rule(aten.view.default, aten._unsafe_view.default, exactness=EXACT, reference=MOVES_VALUES, local=same_order)
 def view(x: Moments, size: list[int]) -> Moments:
     return share(Moments(x.mean.reshape(size), x.variance.reshape(size)), direction_of(x))
 
 
-@rule(aten.view_as.default, exactness=EXACT, reference="moves values", local=same_order)
+@rule(aten.view_as.default, exactness=EXACT, reference=MOVES_VALUES, local=same_order)
 def view_as(x: Any, other: Any) -> Moments:
     size = mean_of(other).shape
     return Moments(mean_of(x).reshape(size), variance_of(x).reshape(size))
@@ -180,7 +178,7 @@ def _cropped(
     return Linear(lambda cotangent: [aten.constant_pad_nd.default(cotangent, [-p for p in padding])])
 
 
-@rule(aten.pad.default, exactness=EXACT, reference="moves values", local=_cropped)
+@rule(aten.pad.default, exactness=EXACT, reference=MOVES_VALUES, local=_cropped)
 def pad(x: Moments, padding: list[int], mode: str = "constant", value: float | None = None) -> Moments:
     """Constant padding puts its value into the mean and zero into the variance."""
     variance = aten.pad.default(x.variance, padding, mode)
@@ -190,7 +188,7 @@ def pad(x: Moments, padding: list[int], mode: str = "constant", value: float | N
 @rule(
     aten.constant_pad_nd.default,
     exactness=EXACT,
-    reference="moves values",
+    reference=MOVES_VALUES,
     local=lambda out, x, padding, value=0: _cropped(out, x, padding),
 )
 def constant_pad_nd(x: Moments, padding: list[int], value: float = 0) -> Moments:
@@ -209,7 +207,7 @@ def _unmasked(out: Moments, x: Moments, mask: Tensor, value: Any) -> Linear:
     aten.masked_fill.Scalar,
     aten.masked_fill.Tensor,
     exactness=EXACT,
-    reference="moves values",
+    reference=MOVES_VALUES,
     refuses=only_random("self"),
     local=_unmasked,
 )
@@ -232,7 +230,7 @@ def _chosen(out: Moments, condition: Tensor, x: Any, y: Any) -> Linear:
     aten.where.ScalarOther,
     aten.where.ScalarSelf,
     exactness=EXACT,
-    reference="moves values",
+    reference=MOVES_VALUES,
     refuses=only_random("self", "other"),
     local=_chosen,
 )
@@ -252,7 +250,7 @@ def _from_source(out: Moments, x: Any, source: Any, non_blocking: bool = False) 
     return Linear(pull)
 
 
-@rule(aten.copy.default, exactness=EXACT, reference="moves values", local=_from_source)
+@rule(aten.copy.default, exactness=EXACT, reference=MOVES_VALUES, local=_from_source)
 def copy(x: Any, source: Any, non_blocking: bool = False) -> Any:
     """The source in the shape and type of x, whose values are overwritten."""
     target = mean_of(x)
