@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from momentprop.cli.data import data
 from momentprop.cli.demo import demo
 from momentprop.cli.ops import ops
 from momentprop.version import __version__
@@ -13,6 +14,7 @@ from momentprop.version import __version__
 app = typer.Typer(name="momentprop", no_args_is_help=True, add_completion=False)
 app.command()(demo)
 app.command()(ops)
+app.add_typer(data)
 
 
 def _version(wanted: bool) -> None:

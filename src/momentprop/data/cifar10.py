@@ -16,11 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from momentprop.data.image_files import decode_folder, decode_tar, listing
+from momentprop.data.archives import files_inside
+from momentprop.data.batches import FOLDER, batch_files, decode_batches, decode_batches_tar
+from momentprop.data.image_files import decode_folder, decode_tar, image_files, is_image
 from momentprop.data.images import CLASSES, SHAPE, SPLITS, Decoded
 from momentprop.data.location import cache_folder, missing, search_path
 from momentprop.data.storing import read_arrays, write_arrays
 from momentprop.errors import DataError
+
+_ARCHIVES = ("cifar-10-python.tar*", "cifar10-jpeg.tar*", "CIFAR-10-images*.tar*")
+_IMAGE_FOLDERS = "[Cc][Ii][Ff][Aa][Rr]*10*"  # CIFAR-10-images, cifar10 and the like
+_ADVICE = "get a new copy, for example with `momentprop data get cifar10`"
 
 
 @dataclass(frozen=True)
@@ -72,26 +78,44 @@ def load_cifar10(
 
 
 def find_cifar10(root: str | os.PathLike[str] | None = None) -> Copy:
-    """The first copy, original pixels before JPEG files. `root` may be the copy itself."""
-    layouts = ["cifar10-jpeg.tar.*", "CIFAR-10-images*.tar*", "train/airplane"]
+    """The first copy; in one folder, original pixels before image files. `root` may be the copy itself."""
     places = search_path(root)
     for place in places:
         if place.is_file():
-            return Copy(place, decode_tar, lambda path: [path])
-        for pattern in layouts[:2]:
+            return Copy(place, _decode_any_tar, _itself)
+        for folder in (place / FOLDER, place):
+            if folder.name == FOLDER and folder.is_dir():
+                return Copy(folder, decode_batches, batch_files)
+        for pattern in _ARCHIVES:
             for path in sorted(place.glob(pattern)):
-                return Copy(path, decode_tar, lambda path: [path])
-        if (place / "train").is_dir():
-            return Copy(place, decode_folder, listing)
-    raise missing("cifar10", layouts, places)
+                return Copy(path, _decode_any_tar, _itself)
+        for folder in (place, *sorted(place.glob(_IMAGE_FOLDERS))):
+            if any((folder / "train" / name).is_dir() for name in CLASSES):
+                return Copy(folder, decode_folder, image_files)
+    raise missing(
+        "cifar10", [f"{FOLDER}/", *_ARCHIVES, "train/<class>/", f"{_IMAGE_FOLDERS}/train/<class>/"], places
+    )
+
+
+def _decode_any_tar(path: Path) -> Decoded:
+    """Batches or image files, by the first file inside that belongs to either."""
+    files = files_inside(path, lambda name: FOLDER in name.parts or is_image(name), _ADVICE)
+    first = next(files, None)
+    if first is None:
+        raise DataError(f"{path} holds neither {FOLDER}/ nor train/<class>/ with images; {_ADVICE}")
+    return decode_batches_tar(path) if FOLDER in first[0].parts else decode_tar(path)
+
+
+def _itself(path: Path) -> list[Path]:
+    return [path]
 
 
 def _key(copy: Copy) -> str:
     """What the copy looks like from outside: names, sizes and dates."""
-    lines = [copy.decode.__name__]
+    lines = [copy.path.name]
     for path in copy.files(copy.path):
         status = path.stat()
-        lines.append(f"{path.relative_to(copy.path.parent)} {status.st_size} {status.st_mtime_ns}")
+        lines.append(f"{path.relative_to(copy.path)} {status.st_size} {status.st_mtime_ns}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 

@@ -6,18 +6,16 @@ Images come sorted by class and then by file name, whatever the order on the dis
 from __future__ import annotations
 
 import io
-import lzma
-import tarfile
-import zlib
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath
 
 import numpy as np
 
+from momentprop.data.archives import files_inside
 from momentprop.data.images import CLASSES, SHAPE, SPLITS, Decoded, checked
 from momentprop.errors import DataError, MissingExtraError
 
-_JPEG, _PNG = (".jpg", ".jpeg"), (".png",)
+_SUFFIXES = (".jpg", ".jpeg", ".png")
 _ADVICE = "get a new copy, or download the original pixels with `momentprop data get cifar10`"
 
 
@@ -27,47 +25,32 @@ def decode_folder(folder: Path) -> Decoded:
 
 
 def decode_tar(archive: Path) -> Decoded:
-    """Decode the same from a tar archive, compressed in any way; nothing is extracted to the disk."""
-    return _decode(_members(archive), archive)
+    """Decode the same from a tar archive, compressed in any way."""
+    return _decode(files_inside(archive, is_image, _ADVICE), archive)
 
 
-def listing(folder: Path) -> list[Path]:
+def image_files(folder: Path) -> list[Path]:
     """The image files of a folder, sorted."""
-    return sorted(
-        path
-        for split in SPLITS
-        for path in (folder / split).glob("*/*")
-        if _is_image(PurePosixPath(path.as_posix()))
-    )
+    files = (path for split in SPLITS for path in (folder / split).glob("*/*"))
+    return sorted(path for path in files if is_image(path))
 
 
-def _is_image(path: PurePosixPath) -> bool:
+def is_image(path: PurePath) -> bool:
+    """Whether the name is `.../<split>/<class>/<image>`."""
     # names with a dot in front are what file managers leave behind
-    return path.suffix.lower() in _JPEG + _PNG and not path.name.startswith(".")
+    named_so = path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
+    return named_so and len(path.parts) >= 3 and path.parts[-3] in SPLITS
 
 
-def _files(folder: Path) -> Iterator[tuple[PurePosixPath, bytes]]:
-    for path in listing(folder):
+def _files(folder: Path) -> Iterator[tuple[PurePath, bytes]]:
+    for path in image_files(folder):
         try:
-            yield PurePosixPath(path.as_posix()), path.read_bytes()
+            yield path, path.read_bytes()
         except OSError as error:
             raise DataError(f"{path} cannot be read ({error}); {_ADVICE}") from error
 
 
-def _members(archive: Path) -> Iterator[tuple[PurePosixPath, bytes]]:
-    try:
-        with tarfile.open(archive, "r|*") as tar:
-            for member in tar:
-                path = PurePosixPath(member.name)
-                if member.isfile() and len(path.parts) >= 3 and path.parts[-3] in SPLITS and _is_image(path):
-                    file = tar.extractfile(member)
-                    assert file is not None
-                    yield path, file.read()
-    except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
-        raise DataError(f"{archive} is damaged or incomplete ({error}); {_ADVICE}") from error
-
-
-def _decode(files: Iterator[tuple[PurePosixPath, bytes]], source: Path) -> Decoded:
+def _decode(files: Iterator[tuple[PurePath, bytes]], source: Path) -> Decoded:
     found: dict[str, dict[tuple[int, str], np.ndarray]] = {split: {} for split in SPLITS}
     lossy = False
     for path, content in files:
@@ -76,19 +59,24 @@ def _decode(files: Iterator[tuple[PurePosixPath, bytes]], source: Path) -> Decod
             raise DataError(
                 f"{source}: {split}/{name} is not a class of CIFAR-10 ({', '.join(CLASSES)}); {_ADVICE}"
             )
-        found[split][CLASSES.index(name), path.name] = _pixels(content, source, path)
-        lossy |= path.suffix.lower() in _JPEG
-    splits = {}
-    for split, images in found.items():
-        order = sorted(images)
-        labels = np.array([label for label, _ in order], dtype=np.int64)
-        pixels = np.stack([images[key] for key in order]) if order else np.empty((0, *SHAPE), np.uint8)
-        splits[split] = checked(pixels, labels, split, source, _ADVICE)
+        pixels, format = _pixels(content, source, path)
+        found[split][CLASSES.index(name), path.name] = pixels
+        lossy |= format == "JPEG"
+    splits = {split: _sorted(images, split, source) for split, images in found.items()}
     return Decoded(splits, "JPEG re-encoding" if lossy else "original pixels")
 
 
-def _pixels(content: bytes, source: Path, path: PurePosixPath) -> np.ndarray:
-    """One image as bytes [3, 32, 32]."""
+def _sorted(
+    images: dict[tuple[int, str], np.ndarray], split: str, source: Path
+) -> tuple[np.ndarray, np.ndarray]:
+    order = sorted(images)
+    pixels = np.stack([images[key] for key in order]) if order else np.empty((0, *SHAPE), np.uint8)
+    labels = np.array([label for label, _ in order], dtype=np.int64)
+    return checked(pixels, labels, split, source, _ADVICE)
+
+
+def _pixels(content: bytes, source: Path, path: PurePath) -> tuple[np.ndarray, str | None]:
+    """One image as bytes [3, 32, 32], and its format."""
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
@@ -96,11 +84,10 @@ def _pixels(content: bytes, source: Path, path: PurePosixPath) -> np.ndarray:
     name = "/".join(path.parts[-3:])
     try:
         with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
-            size = image.size
-            # a size that is wrong is not worth decoding: it may be enormous
-            pixels = np.asarray(image.convert("RGB")).transpose(2, 0, 1) if size == SHAPE[1:] else None
+            if image.size == SHAPE[1:]:
+                return np.asarray(image.convert("RGB")).transpose(2, 0, 1), image.format
+            # not decoded: it may be enormous
+            what = f"of size {image.size[0]}x{image.size[1]}, not 32x32"
     except (OSError, ValueError, SyntaxError) as error:  # SyntaxError is pillow's for a broken PNG
-        raise DataError(f"{source}: {name} is damaged or not an image ({error}); {_ADVICE}") from error
-    if pixels is None:
-        raise DataError(f"{source}: {name} is of size {size[0]}x{size[1]}, not 32x32; {_ADVICE}")
-    return pixels
+        what = f"damaged or not an image ({error})"
+    raise DataError(f"{source}: {name} is {what}; {_ADVICE}")

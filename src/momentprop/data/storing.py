@@ -7,7 +7,7 @@ import uuid
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -19,16 +19,21 @@ from momentprop.errors import DataError
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A temporary file beside `path`, renamed to it at the end; if that fails, `path` stays as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())  # otherwise a power failure can leave the new name on an empty file
         temporary.replace(path)
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be written ({error}); let MOMENTPROP_CACHE name a folder with space that is yours"
+        ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # there is none where its folder could not be made
+            temporary.unlink(missing_ok=True)
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray], *, compressed: bool = False) -> None:

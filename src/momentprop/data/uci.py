@@ -80,6 +80,13 @@ def find_uci(name: str, root: str | os.PathLike[str] | None = None) -> Path:
     raise missing(name, layouts, places)
 
 
+def gal_files(n_splits: int) -> list[str]:
+    """The names of a set's files in Gal's repository."""
+    single = ["data", "index_features", "index_target", *_SINGLE, *_GRIDS]
+    rows = [f"index_{part}_{i}" for i in range(n_splits) for part in ("train", "test")]
+    return [f"{name}.txt" for name in single + rows]
+
+
 def read_gal_folder(folder: Path) -> dict[str, np.ndarray]:
     """The arrays of one set, as its .npz file has them, from the text files of Gal's repository."""
     arrays = {name: _numbers(folder / f"{name}.txt") for name in (*_SINGLE, *_GRIDS)}
