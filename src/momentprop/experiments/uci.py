@@ -1,0 +1,114 @@
+"""Table 1 of the paper (Brach, Sick & Duerr, section 4.2): nine UCI regression sets, 2,145 networks.
+
+For every set and split a network with one hidden layer, chosen from a grid of drop probabilities and noise
+levels after Gal & Ghahramani (2016); `uci_set` has the protocol. Tested are the network as it is (NN), MC
+dropout (MC) and both tiers (`paper`, `accurate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from momentprop.experiments.uci_evaluation import GAUSSIAN, METHODS
+from momentprop.experiments.uci_printed import GAL, PAPER
+from momentprop.experiments.uci_set import run_set
+from momentprop.experiments.units import Unit
+
+# with the minutes each takes on one core: the longest first, so that two workers finish together
+SETS = {
+    "protein": 16.0,
+    "naval": 12.0,
+    "power": 8.0,
+    "kin8nm": 8.0,
+    "wine": 2.0,
+    "concrete": 1.5,
+    "energy": 1.2,
+    "boston": 1.0,
+    "yacht": 0.6,
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the results depend on; `root` only says where the data is.
+
+    `n_splits` None means all that a set has; `epoch_factor` multiplies the epochs of the set.
+    """
+
+    seed: int = 0
+    sets: tuple[str, ...] = tuple(SETS)
+    n_splits: int | None = None
+    epoch_factor: float = 10
+    n_samples: int = 10_000
+    validation_samples: int = 10_000
+    root: Path | None = None
+
+    @classmethod
+    def quick(cls, seed: int = 0, root: Path | None = None) -> Settings:
+        """A minute: two small sets, two splits, a quarter of the epochs, fewer samples."""
+        return cls(seed, ("boston", "yacht"), 2, 2.5, 2000, 500, root)
+
+
+def units(settings: Settings) -> list[Unit]:
+    """One per set."""
+    return [
+        Unit(
+            f"uci-{name}",
+            partial(
+                run_set,
+                name=name,
+                seed=settings.seed,
+                n_splits=settings.n_splits,
+                epoch_factor=settings.epoch_factor,
+                n_samples=settings.n_samples,
+                validation_samples=settings.validation_samples,
+                root=settings.root,
+            ),
+            work=SETS[name],
+        )
+        for name in settings.sets
+    ]
+
+
+def summarize(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The table: by set, mean and standard error over splits of each method, beside printed figures.
+
+    `nll_difference` is that to MC dropout; in units of the standard error of MC's, it should be within -1..1.
+
+    Args:
+        results: what the units returned, by their names.
+    """
+    return {"sets": {result["set"]: _row(result) for result in results.values()}}
+
+
+def _row(result: Mapping[str, Any]) -> dict[str, Any]:
+    splits = result["methods"]
+    table = {
+        method: {
+            measure: _over_splits([split[method][measure] for split in splits]) for measure in ("rmse", "nll")
+        }
+        for method in (*METHODS, GAUSSIAN)
+    }
+    sampled = table["MC"]["nll"]
+    for row in table.values():
+        difference = row["nll"]["mean"] - sampled["mean"]
+        error = sampled["standard_error"]
+        row["nll_difference"] = {"mean": difference, "in_errors": difference / error if error else None}
+    kept = ("variant", "n", "n_features", "n_hidden", "epochs", "drop_probability", "tau", "std", "seconds")
+    return {
+        "n_splits": len(splits),
+        "methods": table,
+        **{key: result[key] for key in kept},
+        "paper": PAPER.get(result["set"]),
+        "gal": GAL[result["set"]],
+    }
+
+
+def _over_splits(values: Sequence[float]) -> dict[str, Any]:
+    error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+    return {"mean": fmean(values), "standard_error": error, "values": list(values)}

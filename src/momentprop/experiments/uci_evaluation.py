@@ -1,0 +1,81 @@
+"""One trained network on its test set: as it is, by MC dropout, and converted. Public API only."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import momentprop as mp
+from momentprop.experiments.timing import best_seconds
+from momentprop.experiments.uci_scaling import Scaling
+
+METHODS = ("NN", "MC", "paper", "accurate")
+GAUSSIAN = "MC as one Gaussian"  # what any method of two moments could reach at best
+TIERS = ("paper", "accurate")
+Results = dict[str, Any]
+
+
+def evaluate(
+    model: nn.Sequential,
+    scaling: Scaling,
+    features: Tensor,
+    target: Tensor,
+    *,
+    tau: float,
+    n_samples: int,
+    seed: int,
+    repeats: int = 0,
+) -> Results:
+    """RMSE and negative log-likelihood by method, in units of the raw target, and std beside MC's.
+
+    Args:
+        model: trained on standardised features and target.
+        scaling: how they were standardised.
+        features: raw [n, Q].
+        target: raw [n].
+        tau: precision of the noise.
+        n_samples: T of MC dropout.
+        seed: of MC dropout.
+        repeats: how often the converted networks are timed; MC dropout takes long and is timed once.
+
+    Returns:
+        `methods`: rmse and nll of each; `std`: arrays of standard deviations by MC and tier, over the test
+        set; `seconds`: of a prediction of the whole test set, if asked for.
+    """
+    x, y = scaling.inputs(features).float(), target.float()
+    model = in_raw_units(model, scaling)
+    networks = {tier: mp.convert(model, x[:2], tier) for tier in TIERS}
+    start = time.perf_counter()
+    sampled = mp.monte_carlo(networks["paper"], x, n_samples, seed, keep_samples=True)
+    seconds = {"MC": time.perf_counter() - start}
+    with torch.no_grad():
+        outputs: dict[str, Any] = {"NN": model(x), "MC": sampled}
+        outputs |= {tier: network(x) for tier, network in networks.items()}
+        if repeats:
+            calls = {"NN": lambda: model(x)} | {t: lambda f=f: f(x) for t, f in networks.items()}
+            seconds |= best_seconds(calls, repeats)
+    outputs[GAUSSIAN] = mp.Moments(sampled.mean, sampled.variance)
+    table = {}
+    for name, output in outputs.items():
+        predicted = mp.regress(output, tau=tau)
+        table[name] = {
+            "rmse": F.mse_loss(predicted.mean.squeeze(1).double(), target).sqrt().item(),
+            "nll": predicted.nll(y.unsqueeze(1)).double().mean().item(),
+        }
+    std = {name: outputs[name].std.squeeze(1).double() for name in ("MC", *TIERS)}
+    return {"methods": table, "std": std, "seconds": seconds if repeats else None}
+
+
+def in_raw_units(model: nn.Sequential, scaling: Scaling) -> nn.Sequential:
+    """The same network with its last layer in units of the raw target, so that so are its moments."""
+    *layers, last = model
+    assert isinstance(last, nn.Linear)
+    raw = nn.Linear(last.in_features, 1)
+    with torch.no_grad():
+        raw.weight.copy_(last.weight * scaling.target_std)
+        raw.bias.copy_(last.bias * scaling.target_std + scaling.target_mean)
+    return nn.Sequential(*layers, raw).eval()
