@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,7 @@ def _batch(content: dict[Any, Any], where: str) -> tuple[np.ndarray, np.ndarray]
 def read_pickle(content: bytes, where: str) -> dict[Any, Any]:
     """The dictionary in a batch. Strings of Python 2 come as bytes."""
     try:
+        _refuse_large_memo(content)
         value = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except DataError as error:
         raise DataError(f"{where} {error}; {_ADVICE}") from error
@@ -90,6 +92,16 @@ def read_pickle(content: bytes, where: str) -> dict[Any, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{where} holds no dictionary; {_ADVICE}")
     return value
+
+
+def _refuse_large_memo(content: bytes) -> None:
+    """Python makes a list as long as the largest number that the pickle gives to an object, up to 32 GB.
+
+    Picklers number the objects one after the other.
+    """
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > count:
+            raise DataError(f"numbers its objects as no pickler does ({argument} after {count} steps)")
 
 
 class _Type:

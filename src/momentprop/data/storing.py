@@ -46,10 +46,12 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray], *, compressed: bool 
 def read_arrays(path: Path, advice: str) -> dict[str, np.ndarray]:
     """All arrays of an .npz file. No pickles are read; the checksums inside the file are verified."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
+        # numpy leaves a file open that it opened itself and could not read
+        with path.open("rb") as file:
+            arrays = np.load(file, allow_pickle=False)
+            if not isinstance(arrays, np.lib.npyio.NpzFile):
                 raise DataError(f"{path} holds a single array, not an .npz of several; {advice}")
-            return {name: file[name] for name in file.files}
+            return {name: arrays[name] for name in arrays.files}
     # what numpy and zipfile raise for truncated, overwritten and foreign files
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is damaged or not an .npz file ({error}); {advice}") from error

@@ -89,22 +89,20 @@ def gal_files(n_splits: int) -> list[str]:
 
 def read_gal_folder(folder: Path) -> dict[str, np.ndarray]:
     """The arrays of one set, as its .npz file has them, from the text files of Gal's repository."""
-    arrays = {name: _numbers(folder / f"{name}.txt") for name in (*_SINGLE, *_GRIDS)}
-    table = _numbers(folder / "data.txt", dimensions=2)
-    columns = {name: _indices(folder / f"index_{name}.txt") for name in ("features", "target")}
-    if max(int(index.max(initial=-1)) for index in columns.values()) >= table.shape[1]:
+    arrays = {name: _numbers(folder / f"{name}.txt").reshape(-1) for name in _GRIDS}
+    arrays |= {name: _index(folder / f"{name}.txt") for name in _SINGLE}
+    table = _numbers(folder / "data.txt")
+    features, target = _indices(folder / "index_features.txt"), _index(folder / "index_target.txt")
+    if max(features.max(), target) >= table.shape[1]:
         raise DataError(f"{folder / 'data.txt'} has too few columns for index_*.txt; {_advice()}")
-    arrays["features"] = table[:, columns["features"]]
-    arrays["target"] = table[:, columns["target"]].squeeze(1)
-    for name in _SINGLE:
-        arrays[name] = _indices(folder / f"{name}.txt").squeeze(0)
+    arrays |= {"features": table[:, features], "target": table[:, target]}
     for i in range(int(arrays["n_splits"])):
         for part in ("train", "test"):
             arrays[f"{part}_{i}"] = _indices(folder / f"index_{part}_{i}.txt").astype(np.int32)
     return arrays
 
 
-def _numbers(path: Path, dimensions: int = 1) -> np.ndarray:
+def _numbers(path: Path) -> np.ndarray:
     try:
         lines = path.read_text(encoding="ascii").splitlines()
         rows = [[float(word) for word in line.split()] for line in lines if line.strip()]
@@ -113,14 +111,21 @@ def _numbers(path: Path, dimensions: int = 1) -> np.ndarray:
         raise DataError(f"{path} cannot be read as a table of numbers ({error}); {_advice()}") from error
     if table.size == 0:
         raise DataError(f"{path} is empty; {_advice()}")
-    return table if dimensions == 2 else table.reshape(-1)
+    return table
 
 
 def _indices(path: Path) -> np.ndarray:
-    values = _numbers(path)
+    values = _numbers(path).reshape(-1)
     if not np.array_equal(values, values.round()) or values.min() < 0:
         raise DataError(f"{path} should hold natural numbers only; {_advice()}")
     return values.astype(np.int64)
+
+
+def _index(path: Path) -> np.ndarray:
+    values = _indices(path)
+    if len(values) != 1:
+        raise DataError(f"{path} should hold one number, not {len(values)}; {_advice()}")
+    return values.reshape(())
 
 
 def _checked(name: str, arrays: dict[str, np.ndarray], path: Path) -> UciSet:
@@ -147,8 +152,9 @@ def _checked(name: str, arrays: dict[str, np.ndarray], path: Path) -> UciSet:
         splits.append((torch.from_numpy(train.astype(np.int64)), torch.from_numpy(test.astype(np.int64))))
     return UciSet(
         name=name,
-        features=torch.from_numpy(features.astype(np.float64)),
-        target=torch.from_numpy(target.astype(np.float64)),
+        # rows one after the other, whatever the file's layout: sums then have the same last digit
+        features=torch.from_numpy(np.ascontiguousarray(features, dtype=np.float64)),
+        target=torch.from_numpy(np.ascontiguousarray(target, dtype=np.float64)),
         splits=tuple(splits),
         n_hidden=int(arrays["n_hidden"]),
         n_epochs=int(arrays["n_epochs"]),
