@@ -93,7 +93,7 @@ class TwoSweeps(nn.Module):
                 out = mean_of(out)  # no noise of the sweeps
             env[call.name] = out
             if not _is_random(out):
-                forget(env, call.last_use_of)
+                forget(call.last_use_of, env, {} if sketch is None else sketch.deviations)
                 continue
             inputs = [name for name in call.inputs if _is_random(env[name])]
             local = self._linearize(call, out, args, kwargs)
@@ -107,7 +107,7 @@ class TwoSweeps(nn.Module):
             tape.record(call.name, inputs, local, call.shared, length)
             if sketch is not None:
                 env[call.name] = sketch.follow(call.name, inputs, out, local, _on_means(call, env, sketch))
-            forget(env, call.last_use_of)
+            forget(call.last_use_of, env, {} if sketch is None else sketch.deviations)
         names = [v.name for v in self.outputs if isinstance(v, Ref)]
         answers = {} if self.paths is None else self.paths(env)
         random = {name: env[name] for name in names if is_moments(env[name])}

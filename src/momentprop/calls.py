@@ -65,9 +65,10 @@ def with_last_uses(calls: list[Call], wanted: set[str]) -> list[Call]:
     return found[::-1]
 
 
-def forget(env: dict[str, Any], names: tuple[str, ...]) -> None:
-    for name in names:
-        env.pop(name, None)
+def forget(names: tuple[str, ...], *tables: dict[str, Any]) -> None:
+    for table in tables:
+        for name in names:
+            table.pop(name, None)
 
 
 def _find_fused(node: fx.Node) -> Fused | None:

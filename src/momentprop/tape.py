@@ -71,7 +71,9 @@ class Tape:
         mapped = f"{name}'"
         noise = None if length is not None else local.noise
         out = name if noise is None else mapped
-        self.steps.append(Step(out, inputs, replace(local, noise=None), name, length))
+        # what only the forward sweep needs is not held
+        kept = replace(local, noise=None, push=None, bend=None)
+        self.steps.append(Step(out, inputs, kept, name, length))
         self.pending[name] = Pending(name) if noise is None else Pending(mapped, noise=noise)
         if shared:
             self.settle(name)
