@@ -66,7 +66,7 @@ def get_sets(
         for name in known(names):
             there = None if force or (to is not None and not to.exists()) else find(name, to)
             if there is not None:
-                print(f"{name}: already there, {there}")
+                print(f"{name}: already there, {there} (--force downloads it all the same)")
                 continue
             with _bar(name, SETS[name].size) as progress:
                 path = get(name, to, progress=progress)
