@@ -134,17 +134,17 @@ def least_margin(by_samples: Mapping[str, Any], auc: float) -> float:
 def filtering(log_probs: LogProbs, labels: Tensor) -> dict[str, Any]:
     """Accuracy on the images whose entropy is at most a cut-off; an image of a novel class is never right.
 
-    The cut-offs go from 0 to log K, the largest entropy there is; None where no image is left.
+    The cut-offs go from 0 to log K, the largest entropy there is; accuracy is None where no image is left.
     """
-    found: dict[str, Any] = {}
+    n_classes = next(iter(log_probs.values())).shape[-1]
+    cutoffs = torch.linspace(0, math.log(n_classes), _CUTOFFS + 1).tolist()
+    found: dict[str, Any] = {"cutoff": cutoffs}
     for n, predicted in by_size(log_probs).items():
         found[n] = {}
         for name, p in predicted.items():
             curve = selective_curve(p.entropy, p.label == labels)
-            cutoffs = torch.linspace(0, math.log(p.log_probs.shape[1]), _CUTOFFS + 1).tolist()
             points = [curve.at_cutoff(cutoff) for cutoff in cutoffs]
             found[n][name] = {
-                "cutoff": cutoffs,
                 "accuracy": [point.accuracy if point.kept else None for point in points],
                 "coverage": [point.coverage for point in points],
                 "accuracy_at_coverage": {

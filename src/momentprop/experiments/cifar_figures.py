@@ -52,8 +52,8 @@ def _scatters(
     reference: Tensor, ours: Mapping[str, Tensor], name: str, labels: Tensor, value: str, few: str = "MC"
 ) -> Figure:
     """A row for known and one for novel classes, a column for each method."""
-    figure = _figure(2.3 * len(ours), 4.8)
-    axes = figure.subplots(2, len(ours), squeeze=False, sharex=True, sharey=True)
+    figure = _figure(2.7 * len(ours), 5.4)
+    axes = figure.subplots(2, len(ours), squeeze=False)
     for row, kind, chosen in zip(axes, KINDS, (labels >= 0, labels < 0), strict=True):
         for panel, (method, values) in zip(row, ours.items(), strict=True):
             label = few if method == "MC" else NAMES[method]
@@ -100,17 +100,24 @@ def _auc_by_samples(found: Mapping[str, Any]) -> Figure:
 def _filter(found: Mapping[str, Any]) -> Figure:
     """A row for each setting: with novel classes, which are never right, and without."""
     few = f"MC, T = {found['n_samples']:,}"
-    settings = {"five": "five known, five novel classes", "ten": "ten known classes"}
-    sizes = found["filter"]["five"]
+    settings = {"five": "five known and five novel classes", "ten": "ten known classes"}
+    sizes = sorted({1, found["n_members"]})
     figure = _figure(3.4 * len(sizes), 5.4)
-    axes = figure.subplots(2, len(sizes), squeeze=False, sharey="row")
+    axes = figure.subplots(2, len(sizes), squeeze=False, sharex="row", sharey="row")
     for row, (setting, title) in zip(axes, settings.items(), strict=True):
-        for panel, (n, methods) in zip(row, found["filter"][setting].items(), strict=True):
-            curves = {
-                _label(name, few): (m["cutoff"], [float("nan") if a is None else a for a in m["accuracy"]])
-                for name, m in methods.items()
+        curves = found["filter"][setting]
+        for panel, n in zip(row, sizes, strict=True):
+            shown = {
+                _label(name, few): (
+                    curves["cutoff"],
+                    [float("nan") if a is None else a for a in values["accuracy"]],
+                )
+                for name, values in curves[str(n)].items()
             }
-            plots.filter_curve(curves, f"largest entropy kept (nats); ensemble of {n}, {title}", panel)
+            plots.filter_curve(shown, f"largest entropy kept (nats), ensemble of {n}", panel)
+        row[0].set_ylabel(f"accuracy, {title}", fontsize=8)
+        row[-1].set_ylabel("")
+        row[-1].get_legend().remove()
     return figure
 
 
