@@ -72,8 +72,12 @@ def regression_bands(
         for end in training_range:
             panel.axvline(end, color="0.4", linestyle=":", linewidth=1)
         panel.set_ylabel("y", fontsize=_FONT)
-        # above the panel, where no curve can pass behind it
-        panel.legend(fontsize=_FONT - 1, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
+        # above the panel, where no curve can pass behind it; about 107 letters and lines fit side by side
+        longest = max(len(label) for label in panel.get_legend_handles_labels()[1]) if mean else 0
+        columns = max(1, min(4, 107 // (longest + 8)))
+        panel.legend(
+            fontsize=_FONT - 1, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns
+        )
         _tidy(panel)
     upper.set_xlim(x[0], x[-1])
     lower.set_xlabel("x (dotted lines: end of the training data)", fontsize=_FONT)

@@ -9,11 +9,15 @@ import typer
 from momentprop.cli.data import data
 from momentprop.cli.demo import demo
 from momentprop.cli.ops import ops
+from momentprop.cli.reproduce import reproduce
+from momentprop.cli.results import results
 from momentprop.version import __version__
 
 app = typer.Typer(name="momentprop", no_args_is_help=True, add_completion=False)
 app.command()(demo)
 app.command()(ops)
+app.command()(reproduce)
+app.command()(results)
 app.add_typer(data)
 
 

@@ -99,7 +99,7 @@ def run_units(
     Raises:
         UnitsFailedError: after all other units were run.
     """
-    jobs = {unit.name: Job(unit, Path(folder).resolve(), threads) for unit in _with_needs(units)}
+    jobs = {unit.name: Job(unit, Path(folder).resolve(), threads) for unit in all_units(units)}
     waiting = [job for job in jobs.values() if job.record() is None]
     if waiting:
         executor = _executor(engine, workers, threads, progress)
@@ -112,8 +112,13 @@ def run_units(
 
 def records(units: Sequence[Unit], folder: Path) -> list[dict[str, Any]]:
     """What these units and those they need wrote, where finished: settings, versions, seconds, result."""
-    jobs = [Job(unit, Path(folder)) for unit in _with_needs(units)]
+    jobs = [Job(unit, Path(folder)) for unit in all_units(units)]
     return [record for job in jobs if (record := job.record()) is not None]
+
+
+def unfinished(units: Sequence[Unit], folder: Path) -> list[Unit]:
+    """Those of these units, and of those they need, that `run_units` would run."""
+    return [unit for unit in all_units(units) if not Job(unit, Path(folder)).result_file.exists()]
 
 
 def _run(waiting: list[Job], executor: Executor, progress: UnitProgress | None) -> None:
@@ -143,7 +148,7 @@ def _run(waiting: list[Job], executor: Executor, progress: UnitProgress | None) 
         raise UnitsFailedError(failures)
 
 
-def _with_needs(units: Sequence[Unit]) -> list[Unit]:
+def all_units(units: Sequence[Unit]) -> list[Unit]:
     """Every unit once, and before it those it needs."""
     found: dict[str, Unit] = {}
 
