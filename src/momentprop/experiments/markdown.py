@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-
-from momentprop.experiments.published import Printed
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -51,9 +50,13 @@ def interval(value: float | None, ends: Sequence[float] | None, digits: int = 3)
     return f"{number(value, digits)} ({number(ends[0], digits)}..{number(ends[1], digits)})"
 
 
-def printed(figure: Printed | None) -> str:
-    """As printed elsewhere, or a blank where nothing is known."""
-    return "" if figure is None else with_error(figure.value, figure.error, figure.digits)
+def digits_of(error: float | None, least: int = 2) -> int:
+    """How many digits show two of the error, at least `least`.
+
+    >>> digits_of(0.041), digits_of(0.000046), digits_of(None), digits_of(0.0)
+    (3, 6, 2, 2)
+    """
+    return max(least, 1 - math.floor(math.log10(error))) if error else least
 
 
 def seconds(value: float | None) -> str:

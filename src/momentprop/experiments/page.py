@@ -7,12 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from momentprop.experiments import page_toy
+from momentprop.experiments import page_cifar, page_toy, page_uci
 from momentprop.experiments.markdown import seconds
 
 Section = Callable[[dict[str, Any], str], str]
 
-SECTIONS: dict[str, Section] = {"toy": page_toy.section}
+SECTIONS: dict[str, Section] = {
+    "toy": page_toy.section,
+    "uci": page_uci.section,
+    "cifar": page_cifar.section,
+}
 
 _HEAD = """# Results: the paper's experiments
 

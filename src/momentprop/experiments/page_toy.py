@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from momentprop.experiments.markdown import interval, number, seconds, table
-from momentprop.experiments.published import NOTEBOOK
+from momentprop.experiments.published import NOTEBOOK_SOURCE
 
 
 def section(record: dict[str, Any], images: str) -> str:
@@ -27,11 +27,11 @@ def section(record: dict[str, Any], images: str) -> str:
     return f"""## Toy regression (section 4.1, figure 3)
 
 Three dense layers of 256 with ReLU and dropout 0.3, trained for {settings["epochs"]:,} epochs
-on the curve of the authors' notebook ({NOTEBOOK}), on {low:.0f}..{high:.1f}.
+on the curve of the authors' notebook ({NOTEBOOK_SOURCE}), on {low:.0f}..{high:.1f}.
 RMSE and NLL are those of 1,000 fresh observations inside that range; the predictive is
 N(mean, variance + {summary["noise"]}²), for samples their mixture. std / truth: standard deviation over that
 of {truth}, median and 5..95 % over the inputs drawn in the figure. Time: one prediction of all of them.
-The paper prints no numbers for this experiment that were at hand.
+No numbers that the paper may print for this experiment were at hand.
 
 {table(head, rows)}
 
