@@ -107,6 +107,18 @@ def test_auc_by_samples_and_where_it_catches_up() -> None:
     assert evaluation.least_margin(made, 0.74) < 0
 
 
+def test_auc_differences_have_a_narrower_interval_than_aucs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    reference = torch.randn(len(LABELS), generator=generator) - (LABELS >= 0).float()
+    score = reference + 0.1 * torch.randn(len(LABELS), generator=generator)
+    found = evaluation.auc_difference(score, reference, LABELS)
+    ours, theirs = (evaluation._auc(s, LABELS) for s in (score, reference))
+    assert found["value"] == pytest.approx(ours.value - theirs.value)
+    assert 0 < found["high"] - found["low"] < 0.5 * (ours.high - ours.low)
+    same = evaluation.auc_difference(reference, reference, LABELS)
+    assert (same["value"], same["low"], same["high"]) == (0, 0, 0)
+
+
 def test_filtering_counts_novel_images_as_wrong() -> None:
     found = evaluation.filtering(methods(), LABELS)
     assert found["cutoff"][0] == 0

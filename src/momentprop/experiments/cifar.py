@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import momentprop as mp
 from momentprop.experiments import cifar_evaluation as evaluation
 from momentprop.experiments.cifar_prediction import METHODS, SamplingSettings, gather, predict, sample
 from momentprop.experiments.cifar_training import TrainingSettings, train
@@ -146,6 +147,11 @@ def _evaluate(
     first = {name: values[0] for name, values in five.items()}
     by_samples = evaluation.auc_by_samples(entropy, labels, sampling.sizes)
     novelty = evaluation.novelty(five, labels)
+    many = mp.ClassPredictive(truth.double()).entropy
+    by_samples["less_truth"] = {
+        name: evaluation.auc_difference(mp.ClassPredictive(p.double()).entropy, many, labels)
+        for name, p in first.items()
+    }
     for name in ("NN", "paper", "accurate"):
         auc = novelty["1"][name]["value"]
         by_samples.setdefault("catch_up", {})[name] = evaluation.catch_up(by_samples, auc)

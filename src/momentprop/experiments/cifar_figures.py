@@ -65,13 +65,16 @@ def _scatters(
 
 
 def _histograms(entropy: Mapping[str, Tensor], labels: Tensor, few: str) -> Figure:
-    figure = _figure(7.6, 2.3)
+    figure = _figure(7.6, 2.5)
     axes = figure.subplots(1, len(entropy), sharex=True, sharey=True)
     known, novel = (
         {_label(name, few): values[chosen] for name, values in entropy.items()}
         for chosen in (labels >= 0, labels < 0)
     )
-    plots.entropy_histograms(known, novel, axes)
+    last = plots.entropy_histograms(known, novel, axes)[-1]
+    last.get_legend().remove()  # it would cover a bar
+    handles = last.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=2, fontsize=8, frameon=False)
     return figure
 
 
@@ -116,8 +119,9 @@ def _filter(found: Mapping[str, Any]) -> Figure:
             }
             plots.filter_curve(shown, f"largest entropy kept (nats), ensemble of {n}", panel)
         row[0].set_ylabel(f"accuracy, {title}", fontsize=8)
-        row[-1].set_ylabel("")
-        row[-1].get_legend().remove()
+        for panel in row[1:]:
+            panel.set_ylabel("")
+            panel.get_legend().remove()
     return figure
 
 
