@@ -182,13 +182,26 @@ def test_quick_on_real_data(seed: int, tmp_path: Path) -> None:
         sets: list[UciSet] = [load_uci(name) for name in ("boston", "yacht")]
     except MissingDataError as error:
         pytest.skip(str(error))
-    table = uci.summarize(run_units(uci.units(uci.Settings.quick(seed)), tmp_path))["sets"]
+    table = uci.summarize(run_units(uci.units(uci.Settings(seed).quick()), tmp_path))["sets"]
     for data in sets:
         row = table[data.name]
         methods = row["methods"]
         assert methods["MC"]["rmse"]["mean"] < 0.6 * data.target.std().item()
         assert abs(methods["accurate"]["nll"]["mean"] - methods[GAUSSIAN]["nll"]["mean"]) < 0.05
         assert abs(row["std"]["accurate"]["ratio_median"] - 1) < 0.05
+
+
+def test_the_figure_shows_every_set(root: Path, tmp_path: Path) -> None:
+    results = run_units(uci.units(settings(root)), tmp_path / "units")
+    table = uci.summarize(results)
+    figure = uci.figures(results)["uci"]
+    left, right = figure.axes
+    assert [label.get_text() for label in left.get_yticklabels()] == ["yacht"]
+    assert "accurate" in left.get_legend_handles_labels()[1]
+    # the tier's median is where it should be
+    medians = [line.get_xdata()[0] for line in right.lines if len(line.get_xdata()) == 1]
+    assert table["sets"]["yacht"]["std"]["accurate"]["ratio_median"] in medians
+    figure.savefig(tmp_path / "uci.png")
 
 
 def test_units_are_picklable_and_ordered_longest_first() -> None:

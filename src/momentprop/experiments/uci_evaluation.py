@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from momentprop.experiments.uci_scaling import Scaling
 METHODS = ("NN", "MC", "paper", "accurate")
 GAUSSIAN = "MC as one Gaussian"  # what any method of two moments could reach at best
 TIERS = ("paper", "accurate")
+_BATCH = 64
+
 Results = dict[str, Any]
 
 
@@ -54,10 +57,10 @@ def evaluate(
     seconds = {"MC": time.perf_counter() - start}
     with torch.no_grad():
         outputs: dict[str, Any] = {"NN": model(x), "MC": sampled}
-        outputs |= {tier: network(x) for tier, network in networks.items()}
+        outputs |= {tier: _in_batches(network, x) for tier, network in networks.items()}
         if repeats:
-            calls = {"NN": lambda: model(x)} | {t: lambda f=f: f(x) for t, f in networks.items()}
-            seconds |= best_seconds(calls, repeats)
+            calls = {tier: partial(_in_batches, network, x) for tier, network in networks.items()}
+            seconds |= best_seconds({"NN": partial(model, x)} | calls, repeats)
     outputs[GAUSSIAN] = mp.Moments(sampled.mean, sampled.variance)
     table = {}
     for name, output in outputs.items():
@@ -68,6 +71,12 @@ def evaluate(
         }
     std = {name: outputs[name].std.squeeze(1).double() for name in ("MC", *TIERS)}
     return {"methods": table, "std": std, "seconds": seconds if repeats else None}
+
+
+def _in_batches(network: mp.BayesianNetwork, x: Tensor) -> mp.Moments:
+    """The accurate tier holds 32 numbers per weight and row: a batch that the cache holds is faster."""
+    parts = [network(rows) for rows in x.split(_BATCH)]
+    return mp.Moments(torch.cat([m.mean for m in parts]), torch.cat([m.variance for m in parts]))
 
 
 def in_raw_units(model: nn.Sequential, scaling: Scaling) -> nn.Sequential:
