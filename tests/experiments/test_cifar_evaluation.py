@@ -135,7 +135,7 @@ def test_filtering_counts_novel_images_as_wrong() -> None:
 def test_targets_say_whether_they_are_met() -> None:
     def found(r: float, margin: float, above: float) -> dict:
         interval = {"value": above, "low": above - 0.01, "high": above + 0.01}
-        entropy = {"entropy_r": {"value": r}}
+        entropy = {"entropy_r": {"value": r, "low": r - 0.001, "high": r + 0.001}}
         return {
             "agreement": {"truth": {"accurate": {"known": entropy, "novel": entropy}}},
             "by_samples": {"least_margin": {"accurate": margin}},
@@ -150,4 +150,10 @@ def test_targets_say_whether_they_are_met() -> None:
         False,
         True,
     ]
-    assert not list(targets(found(0.9981, 0.0, -0.02)).values())[-1]["met"]  # clearly less often right
+    *_, nll, accuracy = targets(found(0.9981, 0.0, -0.02)).values()
+    assert nll["met"]
+    assert not accuracy["met"]  # clearly less often right
+    *_, nll, accuracy = targets(found(0.9981, 0.0, 0.005)).values()
+    assert (nll["met"], nll["as_measured"]) == (True, False)
+    assert nll["interval"] == pytest.approx([-0.015, 0.005])
+    assert (accuracy["met"], accuracy["as_measured"]) == (True, True)

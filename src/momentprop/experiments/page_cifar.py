@@ -82,10 +82,15 @@ def _names(found: Mapping[str, Any]) -> dict[str, str]:
 
 def _targets(found: Mapping[str, Any]) -> str:
     rows = [
-        [name, number(target["value"], 4), "met" if target["met"] else "missed"]
+        [
+            name,
+            interval(target["value"], target["interval"], 4),
+            target["wanted"],
+            "met" if target["met"] else "missed",
+        ]
         for name, target in found["targets"].items()
     ]
-    return table(["accurate tier", "value", "target"], rows)
+    return table(["accurate tier", "value", "wanted", "target"], rows)
 
 
 def _quality(by_size: Mapping[str, Any], names: Mapping[str, str]) -> str:
