@@ -145,19 +145,19 @@ def test_on_the_authors_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         published = {name: torch.from_numpy(weights[name]) for name in weights.files}
     workspace.of("train").save("weights", published)
     common: dict[str, Any] = {"network_of": "train", "setting": "nine", "seed": 0}
-    predict(workspace, **common, n_samples=50, n_test=300, compile=False)
-    settings = SamplingSettings(sizes=(10, 100), n_repetitions=4, n_test=300, compile=False)
+    predict(workspace, **common, n_samples=50, n_test=200, compile=False)
+    settings = SamplingSettings(sizes=(6, 60), n_repetitions=5, n_test=200, compile=False)
     shards = []
-    for shard in range(3):
+    for shard in range(2):
         folder = tmp_path / f"shard{shard}"
         folder.mkdir()
         shards.append(Workspace(folder, workspace.needs))
-        sample(shards[-1], **common, shard=shard, n_shards=3, sampling=settings)
+        sample(shards[-1], **common, shard=shard, n_shards=2, sampling=settings)
     predicted = workspace.load("log_probs")
     assert predicted is not None
     labels = predicted.pop("labels")
     entropy, truth = gather(shards)
-    assert int((labels < 0).sum()) == 30
+    assert int((labels < 0).sum()) == 20
     found = cifar.evaluation.agreement(predicted, truth, labels)
     r = {name: row["known"]["entropy_r"]["value"] for name, row in found.items()}
     assert r["accurate"] > 0.997 > r["paper"] > r["NN"] > 0.8
@@ -166,14 +166,7 @@ def test_on_the_authors_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     quality = cifar.evaluation.quality({name: p[None] for name, p in predicted.items()}, labels)
     assert quality["1"]["accurate"]["accuracy"]["value"] > 0.6
     assert quality["1"]["accurate"]["nll"]["value"] < quality["1"]["NN"]["nll"]["value"]
-    # ten samples are further from the truth than a hundred
+    # six samples are further from the truth than sixty
     of_truth = mp.ClassPredictive(truth).entropy
     errors = (entropy - of_truth).square().mean((0, 2))
     assert errors[0] > 5 * errors[1]
-
-
-@needs_images
-def test_the_quick_variant(tmp_path: Path) -> None:
-    record = reproduce(cifar, "cifar", cifar.Settings().quick(), tmp_path, command="quick")
-    assert record["summary"]["trainings"]["ten-0"]["n_train"] == 1600
-    assert record["summary"]["ten"]["1"]["NN"]["accuracy"]["value"] > 0.12  # chance is 0.1
