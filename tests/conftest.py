@@ -1,5 +1,7 @@
 """Deterministic tests: one seed per test, hypothesis without randomness."""
 
+import sys
+
 import pytest
 import torch
 from hypothesis import settings
@@ -13,6 +15,14 @@ settings.load_profile("ci")
 def seeded():
     """Every test draws the same numbers, whichever tests run before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def compiled_anew():
+    """Dynamo counts compilations of one function over all tests, and refuses after eight."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 @pytest.fixture(scope="module")
