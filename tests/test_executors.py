@@ -31,6 +31,25 @@ ELSEWHERE: Any = [
 EVERYWHERE: Any = [pytest.param({}, id="in-process"), *ELSEWHERE]
 
 
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    import ray
+
+    from momentprop.experiments.cluster import RayCluster
+
+    ray.init(**RayCluster._options(workers=2, threads=1))
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def _one_ray_for_all(request: pytest.FixtureRequest) -> None:
+    """A local Ray of two CPUs takes seconds to start."""
+    where = request.node.callspec.params.get("where", {}) if hasattr(request.node, "callspec") else {}
+    if where.get("engine") == "ray" and "command" not in request.fixturenames:
+        request.getfixturevalue("local_ray")
+
+
 def trainings() -> list[Unit]:
     units = [Unit(f"train-{seed}", partial(work.train, work.Settings(), seed, None)) for seed in range(3)]
     names = [unit.name for unit in units]

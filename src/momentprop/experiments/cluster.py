@@ -40,6 +40,7 @@ class RayCluster(Executor):
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
         if not os.environ.get("RAY_ADDRESS"):
             options["include_dashboard"] = False
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # reports of use, over the network
             options["num_cpus"] = workers * threads if workers else None
             # what this process can import, the processes beside it can too
             path = os.pathsep.join(entry for entry in sys.path if entry)

@@ -30,7 +30,8 @@ Three dense layers of 256 with ReLU and dropout 0.3, trained for {settings["epoc
 on the curve of the authors' notebook ({NOTEBOOK_SOURCE}), on {low:.0f}..{high:.1f}.
 RMSE and NLL are those of 1,000 fresh observations inside that range; the predictive is
 N(mean, variance + {summary["noise"]}²), for samples their mixture. std / truth: standard deviation over that
-of {truth}, median and 5..95 % over the inputs drawn in the figure. Time: one prediction of all of them.
+of {truth}, median and 5..95 % over the inputs drawn in the figure. Time: one prediction of all of
+them, the shortest of {settings["repeats"]}.
 No numbers that the paper may print for this experiment were at hand.
 
 {table(head, rows)}

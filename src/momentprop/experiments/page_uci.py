@@ -33,8 +33,8 @@ only figures quoted in this project's plan were at hand, and all others of its t
 
 {_nll(sets)}
 
-Difference: NLL of the tier less that of MC, in standard errors of MC's; the aim is within -1..1. Last column:
-MC's own mean and variance as one Gaussian, the best that two moments can do.
+Difference: NLL of the tier less that of MC, in standard errors of MC's; below 0 is better than MC, and the
+aim is within -1..1. Last column: MC's own mean and variance in one Gaussian, as exact moments would have it.
 {_verdict(sets)}
 
 ### Test RMSE
@@ -128,7 +128,7 @@ def _verdict(sets: Sets) -> str:
         differences = {
             name: row["methods"][tier]["nll_difference"]["in_errors"] for name, row in sets.items()
         }
-        missed = [name for name, d in differences.items() if d is None or abs(d) > 1]
+        missed = [f"{name} ({number(d, 2)})" for name, d in differences.items() if d is None or abs(d) > 1]
         kept = len(sets) - len(missed)
         rest = f"; not on {', '.join(missed)}" if missed else ""
         sentences.append(f"The {tier} tier is within one standard error on {kept} of {len(sets)} sets{rest}.")
