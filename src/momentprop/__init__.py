@@ -3,8 +3,11 @@
 from momentprop.convert import BayesianNetwork, convert
 from momentprop.ensemble import Ensemble
 from momentprop.errors import (
+    ArchiveError,
     CovarianceError,
+    DisagreementError,
     DropProbabilityError,
+    ExportError,
     FidelityNote,
     InputError,
     MissingExtraError,
@@ -15,6 +18,7 @@ from momentprop.errors import (
     TraceError,
     TraceNote,
 )
+from momentprop.exports.archive import inspect, load, save
 from momentprop.insertion import with_dropout
 from momentprop.moments import Moments
 from momentprop.montecarlo import SampledMoments, monte_carlo
@@ -25,11 +29,14 @@ from momentprop.rules.activation import activation
 from momentprop.version import __version__
 
 __all__ = [
+    "ArchiveError",
     "BayesianNetwork",
     "ClassPredictive",
     "CovarianceError",
+    "DisagreementError",
     "DropProbabilityError",
     "Ensemble",
+    "ExportError",
     "FidelityNote",
     "InputError",
     "MissingExtraError",
@@ -47,8 +54,11 @@ __all__ = [
     "classify",
     "convert",
     "fit_noise",
+    "inspect",
+    "load",
     "monte_carlo",
     "regress",
     "rule",
+    "save",
     "with_dropout",
 ]

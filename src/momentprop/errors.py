@@ -34,6 +34,18 @@ class CovarianceError(MomentpropError):
     """Tier `accurate` cannot give the covariance of one sample's outputs."""
 
 
+class ExportError(MomentpropError):
+    """A converted network could not be written in the form asked for."""
+
+
+class DisagreementError(ExportError):
+    """An exported file does not give the numbers that PyTorch gives."""
+
+
+class ArchiveError(MomentpropError):
+    """A file is damaged, was changed, or is not one that momentprop wrote."""
+
+
 class FidelityNote(UserWarning):
     """`fidelity="auto"` says that it does not use the accurate tier, and why."""
 

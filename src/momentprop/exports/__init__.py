@@ -1,0 +1,1 @@
+"""Converted networks as files: torch.export archives, compiled packages, ONNX."""

@@ -1,0 +1,183 @@
+"""`save` and `load`: a converted network as one file, a torch.export archive with a description.
+
+The file needs no class of the model's, and reading it unpickles nothing: weights are plain bytes, the graph
+is JSON. It is also an archive like any other: `torch.export.load` gives a program on flat tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from momentprop.convert import BayesianNetwork
+from momentprop.errors import ArchiveError
+from momentprop.exports.guard import check_harmless, check_whole, checksum, read_metadata
+from momentprop.exports.interface import name_moments
+from momentprop.exports.loaded import LoadedNetwork, PackagedProgram
+from momentprop.exports.metadata import MEMBER, Metadata, as_report
+from momentprop.exports.outline import Outline
+from momentprop.exports.program import Program, program_of, quiet
+
+
+def save(
+    network: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    note: str = "",
+    preprocessing: str = "",
+    report: Any = None,
+) -> Metadata:
+    """Write a converted network to one file that `load` reads without the model's code.
+
+    Args:
+        network: what `convert` or `load` gave.
+        path: the file, by convention ending in `.pt2`.
+        note: anything about it, for those who meet the file.
+        preprocessing: what callers must do to their inputs first, in words.
+        report: how close it is to sampling: a dictionary, or something with `to_dict`.
+
+    Returns:
+        What the file says about itself.
+
+    >>> import tempfile, torch, momentprop as mp
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 3))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     made = mp.save(mp.convert(model, torch.zeros(1, 4)), f"{folder}/model.pt2", note="untrained")
+    ...     again = mp.load(f"{folder}/model.pt2")
+    >>> again(torch.randn(16, 4)).covariance.shape, again.metadata.note
+    (torch.Size([16, 3, 3]), 'untrained')
+    """
+    program, structure = moments_program(network)
+    metadata = describe("pt2", network, program, note, preprocessing, report, structure=structure)
+    buffer = io.BytesIO()
+    with quiet():
+        torch.export.save(program.exported, buffer)
+    with written(path) as temporary:
+        temporary.write_bytes(buffer.getbuffer())
+        return seal(temporary, metadata)
+
+
+def load(path: str | os.PathLike[str]) -> LoadedNetwork:
+    """Read a file that `save` or `compile_package` wrote: a module called like the converted network.
+
+    A file of `save` executes nothing but the network's operators, whoever wrote it. A compiled package *is*
+    machine code: load only those you trust.
+    """
+    content, archive = _open(path)
+    with archive, _damage(path):
+        metadata = read_metadata(archive)
+        check_whole(archive, metadata)
+        if metadata.kind == "pt2":
+            check_harmless(archive)
+    if metadata.kind == "aoti":
+        return LoadedNetwork(PackagedProgram(path, metadata), metadata)
+    if metadata.kind != "pt2":
+        raise ArchiveError(f"{path} is of the kind {metadata.kind!r}, which this version cannot load")
+    content.seek(0)
+    try:
+        with quiet():
+            # torch.export.load would go on with older formats, which are pickles
+            from torch.export.pt2_archive._package import load_pt2
+
+            program = load_pt2(content).exported_programs["model"]
+    except Exception as error:
+        raise ArchiveError(
+            f"{path} was written with torch {metadata.torch}, and torch {torch.__version__} cannot read it: "
+            f"{error}"
+        ) from error
+    return LoadedNetwork(program, metadata)
+
+
+def inspect(path: str | os.PathLike[str]) -> Metadata:
+    """What a file says about itself, with its checksums verified; nothing in it is loaded."""
+    _, archive = _open(path)
+    with archive, _damage(path):
+        metadata = read_metadata(archive)
+        check_whole(archive, metadata)
+    return metadata
+
+
+def moments_program(network: nn.Module) -> tuple[Program, Outline]:
+    """The network on flat tensors, and the structure of what it returns."""
+    structures: list[Outline] = []
+
+    def head(output: Any) -> dict[str, Tensor]:
+        named, structure = name_moments(output, with_logits=True)
+        structures.append(structure)
+        return named
+
+    return program_of(network, head), structures[-1]
+
+
+def describe(
+    kind: str, network: nn.Module, program: Program, note: str, preprocessing: str, report: Any, **more: Any
+) -> Metadata:
+    """The description of a file of this network. What a loaded network says of itself is kept."""
+    known = getattr(network, "metadata", None)
+    summary = network.summary().head if isinstance(network, BayesianNetwork) else ""
+    if isinstance(known, Metadata):
+        note, preprocessing, summary = note or known.note, preprocessing or known.preprocessing, known.summary
+        report = known.report if report is None else report
+    device = next((str(t.device) for t in network.state_dict().values()), "cpu")
+    texts = {"note": str(note), "preprocessing": str(preprocessing), "report": as_report(report)}
+    return Metadata.of(kind, program, **texts, summary=summary, device=device, **more)
+
+
+def seal(path: Path, metadata: Metadata) -> Metadata:
+    """Add the description to an archive, with the checksums of all it holds."""
+    with zipfile.ZipFile(path, "a") as archive:
+        names = archive.namelist()
+        sealed = dataclasses.replace(metadata, sha256={name: checksum(archive, name) for name in names})
+        archive.writestr(f"{names[0].partition('/')[0]}/{MEMBER}", sealed.to_json())
+    return sealed
+
+
+@contextmanager
+def written(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary file beside `path` that takes its place if nothing fails."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {target.parent}")
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=target.suffix)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _open(path: str | os.PathLike[str]) -> tuple[io.BytesIO, zipfile.ZipFile]:
+    """The file read once, so that what is checked is what is loaded."""
+    content = io.BytesIO(Path(path).read_bytes())
+    try:
+        return content, zipfile.ZipFile(content)
+    except zipfile.BadZipFile:
+        raise ArchiveError(f"{path} is truncated, or no file that mp.save wrote") from None
+
+
+@contextmanager
+def _damage(path: str | os.PathLike[str]) -> Iterator[None]:
+    """What zip files say of damage, as our error."""
+    try:
+        yield
+    except (zipfile.BadZipFile, EOFError, KeyError, NotImplementedError, TypeError, ValueError) as error:
+        raise ArchiveError(f"{path} is damaged: {error}") from None

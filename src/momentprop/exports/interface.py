@@ -1,0 +1,221 @@
+"""How a network in a file is called and what it returns: flat tensors with names, and their structure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from momentprop.errors import ArchiveError
+from momentprop.exports.outline import Outline, outline, rebuild
+from momentprop.moments import Logits, Moments, is_moments, variance_of
+from momentprop.structure import Signature
+
+BATCH = "batch"  # in place of a size that is free
+_ROWS = 4  # kept of example inputs that are indices or masks
+
+
+@dataclass(frozen=True)
+class Port:
+    """A tensor that goes in or comes out."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    uncertain: bool = False  # an input given by mean and variance, which follows under `<name>_variance`
+    rows: Any = None  # of an input of indices or masks: some that make sense, as nested lists
+
+    @classmethod
+    def of(cls, name: str, tensor: Tensor, batched: bool, uncertain: bool, integers: Tensor | None) -> Self:
+        shape = [BATCH if batched and d == 0 else int(n) for d, n in enumerate(tensor.shape)]
+        rows = None
+        if integers is not None:
+            rows = (integers[:_ROWS] if batched else integers).tolist()
+        return cls(name, dtype_name(tensor.dtype), tuple(shape), uncertain, rows)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        found = getattr(torch, self.dtype, None)
+        if not isinstance(found, torch.dtype):
+            raise ArchiveError(
+                f"the file gives {self.name} the type {self.dtype!r}, which torch does not know"
+            )
+        return found
+
+    @property
+    def batched(self) -> bool:
+        return bool(self.shape) and self.shape[0] == BATCH
+
+    def sizes(self, batch: int = 1) -> list[int]:
+        return [batch if n == BATCH else int(n) for n in self.shape]
+
+    def integers(self, batch: int = _ROWS) -> Tensor | None:
+        """Such rows, as many as asked for."""
+        if self.rows is None:
+            return None
+        rows = torch.tensor(self.rows, dtype=self.torch_dtype)
+        return rows[torch.arange(batch) % len(rows)] if self.batched else rows
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"shape": list(self.shape)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        return cls(
+            data["name"], data["dtype"], tuple(data["shape"]), data.get("uncertain", False), data.get("rows")
+        )
+
+
+@dataclass(frozen=True)
+class Call:
+    """The structure of a call: positional inputs, keywords, and which leaf is which input."""
+
+    inputs: tuple[Port, ...]
+    tree: Outline  # of (args, kwargs), with {"input": i} as leaves
+    positional: tuple[str, ...]  # names of the parameters of the model's forward
+
+    @classmethod
+    def of(cls, signature: Signature, uncertain: Sequence[bool]) -> Self:
+        ports: list[Port] = []
+        order = iter(range(len(signature.examples)))
+        taken: list[str] = []
+
+        def leaf(value: Any, path: tuple[str, ...]) -> Outline | None:
+            if isinstance(value, (tuple, list, dict)):
+                return None
+            i = next(order)
+            if not isinstance(value, Tensor):
+                return None
+            name = unique([*taken, _input_name(path, signature.positional_names)])[-1]
+            taken.extend([name, f"{name}_variance"] if uncertain[i] else [name])
+            integers = signature.integers[i] if signature.integers else None
+            ports.append(Port.of(name, value, signature.batched[i], uncertain[i], integers))
+            return {"input": len(ports) - 1}
+
+        tree = outline(pytree.tree_unflatten(signature.examples, signature.spec), leaf)
+        return cls(tuple(ports), tree, signature.positional_names)
+
+    def signature(self) -> Signature:
+        """What checks a call and flattens it."""
+
+        def leaf(tree: Outline) -> Tensor:
+            port = self.inputs[tree["input"]]
+            return torch.empty(port.sizes(), dtype=port.torch_dtype, device="meta")
+
+        args, kwargs = rebuild(self.tree, leaf)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        order = iter(self.inputs)
+        batched = tuple(next(order).batched if isinstance(v, Tensor) else False for v in leaves)
+        order = iter(self.inputs)
+        integers = tuple(next(order).integers() if isinstance(v, Tensor) else None for v in leaves)
+        return Signature(len(args), tuple(kwargs), self.positional, spec, tuple(leaves), batched, integers)
+
+    def flatten(self, leaves: Sequence[Any]) -> list[Tensor]:
+        """The tensors of a call's leaves: uncertain inputs are two."""
+        tensors: list[Tensor] = []
+        given = [v for v in leaves if isinstance(v, (Tensor, Moments))]
+        for port, value in zip(self.inputs, given, strict=True):
+            tensors.append(value.mean if isinstance(value, Moments) else value)
+            if port.uncertain:
+                tensors.append(variance_of(value))
+        return tensors
+
+    def arguments(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) of the network from flat tensors."""
+        rest = list(tensors)
+        values: list[Any] = []
+        for port in self.inputs:
+            value: Any = rest.pop(0)
+            values.append(Moments(value, rest.pop(0)) if port.uncertain else value)
+        args, kwargs = rebuild(self.tree, lambda leaf: values[leaf["input"]])
+        return args, kwargs
+
+    @property
+    def ports(self) -> list[Port]:
+        """One for every tensor."""
+        found: list[Port] = []
+        for port in self.inputs:
+            found.append(Port(port.name, port.dtype, port.shape))
+            if port.uncertain:
+                found.append(Port(f"{port.name}_variance", port.dtype, port.shape))
+        return found
+
+
+def name_moments(output: Any, with_logits: bool) -> tuple[dict[str, Tensor], Outline]:
+    """The tensors of all moments of an output under their names, and its structure."""
+    several = not is_moments(output)
+    named: dict[str, Tensor] = {}
+
+    def add(name: str, value: Tensor | None) -> str | None:
+        if value is None:
+            return None
+        key = unique([*named, name])[-1]
+        named[key] = value
+        return key
+
+    def parts(value: Moments, prefix: str) -> Outline:
+        names = ("mean", "variance", "covariance", "indices")
+        found: Outline = {name: add(prefix + name, getattr(value, name)) for name in names}
+        if with_logits and value.logits is not None:
+            found["logits"] = parts(value.logits.moments, f"{prefix}logits_")
+            found["dim"] = value.logits.dim
+        return found
+
+    def leaf(value: Any, path: tuple[str, ...]) -> Outline | None:
+        if not is_moments(value):
+            return None
+        return {"moments": parts(value, f"{_output_name(path)}_" if several else "")}
+
+    tree = outline(output, leaf)
+    return named, tree
+
+
+def rebuild_moments(tree: Outline, tensors: dict[str, Tensor]) -> Any:
+    """The inverse of `name_moments`."""
+
+    def made(parts: Outline) -> Moments:
+        values = {k: parts.get(k) for k in ("mean", "variance", "covariance", "indices")}
+        moments = Moments(**{k: None if v is None else tensors[v] for k, v in values.items()})  # type: ignore[arg-type]
+        if parts.get("logits") is not None:
+            moments.logits = Logits(made(parts["logits"]), parts["dim"])
+        return moments
+
+    return rebuild(tree, lambda leaf: made(leaf["moments"]))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def unique(names: Sequence[str]) -> list[str]:
+    """Names made different by a number where they are not."""
+    found: list[str] = []
+    for name in names:
+        count, candidate = 1, name
+        while candidate in found:
+            count += 1
+            candidate = f"{name}_{count}"
+        found.append(candidate)
+    return found
+
+
+def _input_name(path: tuple[str, ...], positional: tuple[str, ...]) -> str:
+    """After the parameter of the model's forward, and the place inside it: path is (0 or 1, which, ...)."""
+    group, first, *rest = path
+    if group == "0":
+        first = positional[int(first)] if int(first) < len(positional) else f"input_{first}"
+    return _clean("_".join([first, *rest]))
+
+
+def _output_name(path: tuple[str, ...]) -> str:
+    text = _clean("_".join(path))
+    return f"output_{text}" if text[:1].isdigit() else text
+
+
+def _clean(text: str) -> str:
+    return re.sub(r"\W+", "_", text).strip("_")
