@@ -6,6 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import momentprop as mp
+from momentprop.convert import cover
+from momentprop.trace import trace
 
 D, HEADS, T = 16, 2, 5
 SIZE = D // HEADS
@@ -91,6 +93,16 @@ def test_the_mean_is_that_of_sampling(spelling):
         assert ((out.std / mc.std - 1).median().abs() < 0.05) or tier != "accurate"
         torch.testing.assert_close(bnn(x[:1]).mean, out.mean[:1])  # another size of the batch
     assert torch.allclose(bnn(mp.Moments(x, 0.0)).mean, out.mean, atol=1e-4)  # converted a second time
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_the_batch_stays_dynamic(spelling):
+    """One trace serves all tiers, so that what one of them learns about sizes would bind the others."""
+    traced = trace(Scores(spelling), torch.randn(3, T, D))
+    cover(traced, "fast", (False,))
+    (x,) = traced.input_nodes
+    assert not isinstance(x.meta["val"].shape[0], int)
+    assert not x.meta["val"].fake_mode.shape_env.replacements
 
 
 def _other_rows(m, x):

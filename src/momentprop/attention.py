@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from momentprop.nodes import emit
+from momentprop.nodes import emit, repeated
 from momentprop.registry import bind
 
 aten = torch.ops.aten
@@ -39,7 +39,7 @@ def spell_out_attention(graph: fx.Graph, node: fx.Node) -> None:
     with graph.inserting_before(node):
         if given["enable_gqa"]:  # several heads of queries share one of keys and values
             repeats = query.meta["val"].shape[-3] // key.meta["val"].shape[-3]
-            key, value = (op(aten.repeat_interleave.self_int, v, repeats, -3) for v in (key, value))
+            key, value = (repeated(graph, v, repeats, -3, node) for v in (key, value))
         scores = op(aten.matmul.default, query, op(aten.transpose.int, key, -2, -1))
         scores = op(aten.mul.Tensor, scores, scale)
         mask = given["attn_mask"]

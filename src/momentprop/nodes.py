@@ -9,6 +9,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+aten = torch.ops.aten
+
 _PLACE = ("nn_module_stack", "stack_trace", "torch_fn", "from_node", "source_fn_stack")
 
 
@@ -20,6 +22,19 @@ def emit(
     node.meta = {key: place.meta[key] for key in _PLACE if key in place.meta}
     node.meta["val"] = fake_value(node)
     return node
+
+
+def repeated(graph: fx.Graph, value: fx.Node, times: int, dim: int, place: fx.Node) -> fx.Node:
+    """Every element so many times in a row along a dimension, counted from the last one.
+
+    `repeat_interleave` would ask its input for its sizes, and the batch would be one of them from then on.
+    """
+    n = value.meta["val"].dim()
+    at = n + dim + 1
+    value = emit(graph, aten.unsqueeze.default, (value, at), place)
+    sizes = [times if d == at else -1 for d in range(n + 1)]
+    value = emit(graph, aten.expand.default, (value, sizes), place)
+    return emit(graph, aten.flatten.using_ints, (value, at - 1, at), place)
 
 
 def fake_value(node: fx.Node) -> Any:

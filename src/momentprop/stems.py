@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from momentprop.nodes import emit
+from momentprop.nodes import emit, repeated
 from momentprop.registry import EXACT, MOVES_VALUES, RULES, Rule
 
 aten = torch.ops.aten
@@ -61,6 +61,11 @@ class _Heads:
     count: int
     size: int
     repeats: int = 1
+
+    def around(self, stem: _Stem) -> tuple[int, int]:
+        """How many features of the dense layer stand before those of the heads, and behind them."""
+        before = self.start if self.step == self.size else 0  # else between them
+        return before, int(stem.output.meta["val"].shape[-1]) - before - self.count * self.step
 
 
 def relate(graph: fx.Graph, random: set[fx.Node]) -> bool:
@@ -135,8 +140,12 @@ def _common(first: _Stem, second: _Stem) -> tuple[_Heads, _Heads] | None:
     if not torch.equal(rows, columns) or (ordered[..., 1:] == ordered[..., :-1]).any():
         return None
     pairs = sorted(set(zip(starts, others, strict=True)))
-    heads = _heads([p[0] for p in pairs], a.shape[-1]), _heads([p[1] for p in pairs], a.shape[-1])
-    return None if heads[0] is None or heads[1] is None or heads[0].repeats != 1 else heads  # type: ignore[return-value]
+    queries, keys = (_heads([pair[i] for pair in pairs], a.shape[-1]) for i in (0, 1))
+    if queries is None or keys is None or queries.repeats != 1:
+        return None
+    if any(n < 0 or n % queries.step for n in queries.around(first)):
+        return None
+    return queries, keys
 
 
 def _numbers(stem: _Stem) -> Tensor | None:
@@ -184,17 +193,17 @@ def _add_term(
         length = (heads.count - 1) * heads.step + heads.size
         weight = op(aten.slice.Tensor, weight, 0, heads.start, heads.start + length)
         weight = op(aten.unfold.default, weight, 0, heads.size, heads.step)
-        return weight if heads.repeats == 1 else op(aten.repeat_interleave.self_int, weight, heads.repeats, 0)
+        return weight if heads.repeats == 1 else repeated(graph, weight, heads.repeats, -3, node)
 
     with graph.inserting_before(node):
         product = op(aten.mul.Tensor, weight_of(first, rows), weight_of(second, columns))
-        term = op(aten.linear.default, op(_VARIANCE, first.source), op(aten.sum.dim_IntList, product, [-1]))
-        # to where the heads' features stand in the dense layer's output, and on from there as they went
-        term = op(aten.repeat_interleave.self_int, term, rows.step, -1)
-        before = rows.start if rows.step == rows.size else 0
-        after = first.output.meta["val"].shape[-1] - before - rows.count * rows.step
+        heads = op(aten.sum.dim_IntList, product, [-1])
+        before, after = rows.around(first)
         if before or after:
-            term = op(aten.constant_pad_nd.default, term, [before, after])
+            heads = op(aten.constant_pad_nd.default, heads, [0, 0, before // rows.step, after // rows.step])
+        term = op(aten.linear.default, op(_VARIANCE, first.source), heads)
+        # to where the heads' features stand in the dense layer's output, and on from there as they went
+        term = repeated(graph, term, rows.step, -1, node)
         for move in first.moves:
             term = emit(graph, move.target, (term, *move.args[1:]), node, dict(move.kwargs))
         term = op(aten.select.int, term, -1, 0)
