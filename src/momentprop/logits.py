@@ -98,9 +98,9 @@ def integrate(logits: GaussianLogits) -> Averages:
             z = difference + step * e
             return torch.stack([torch.zeros_like(z), z], 1)
 
-        return average(on_line, _on_a_line(_POINTS_ON_A_LINE).to(mean), logits.mean)
+        return average(on_line, _on_a_line(_POINTS_ON_A_LINE, mean.dtype).to(mean), logits.mean)
     count = min(_POINTS_PER_CLASS * logits.n_classes, _MOST_POINTS) // 2 * 2
-    points = _normal_points(logits.n_classes, count).to(mean)
+    points = _normal_points(logits.n_classes, count, mean.dtype).to(mean)
     std = safe_sqrt(logits.variance)[..., None]
     if logits.covariance is None:
         return average(lambda e: mean + std * e, points, logits.mean)
@@ -129,8 +129,11 @@ def average(values: Callable[[Tensor], Tensor], points: Tensor, like: Tensor) ->
     """
     count = points.shape[-1]
     most = _AT_ONCE_COMPILED if torch.compiler.is_compiling() else _AT_ONCE
-    size = max(most // max(like.numel(), 1), 1)
-    blocks = points.split(size, -1) if count > size else (points,)
+    if torch.compiler.is_exporting():  # for any batch size: no block fits all of them
+        blocks: tuple[Tensor, ...] = (points,)
+    else:
+        size = max(most // max(like.numel(), 1), 1)
+        blocks = points.split(size, -1) if count > size else (points,)
     first, second, entropy, largest = [], [], [], []
     for block in blocks:
         z = values(block)
@@ -232,16 +235,22 @@ def _factor(covariance: Tensor, rank: int | None = None) -> Tensor:
     return torch.stack(columns, -1)
 
 
-@torch.compiler.assume_constant_result  # constants of the compiled graph
-def _normal_points(dimension: int, count: int) -> Tensor:
+def _constant_result(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """torch.compiler.assume_constant_result, which imports the whole compiler: a second at every start."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_constant_result  # constants of the compiled graph
+def _normal_points(dimension: int, count: int, dtype: torch.dtype) -> Tensor:
     """Quasi-random normal points [dimension, count], each with its negative, of unit variance."""
-    return _sobol(dimension, count)
+    return _sobol(dimension, count, dtype)
 
 
-@torch.compiler.assume_constant_result
-def _on_a_line(count: int) -> Tensor:
+@_constant_result
+def _on_a_line(count: int, dtype: torch.dtype) -> Tensor:
     """Normal points [count]: the middles of intervals of equal probability."""
-    return _middles(count)
+    return _middles(count, dtype)
 
 
 @contextmanager
@@ -252,17 +261,17 @@ def _plainly() -> Iterator[None]:
 
 
 @functools.cache
-def _sobol(dimension: int, count: int) -> Tensor:
+def _sobol(dimension: int, count: int, dtype: torch.dtype) -> Tensor:
     with _plainly():
         sobol = torch.quasirandom.SobolEngine(dimension, scramble=True, seed=0)
         uniform = sobol.draw(count // 2, dtype=torch.float64)
         half = torch.special.ndtri(uniform.clamp(1e-9, 1 - 1e-9))
         half = half / half.square().mean(0).sqrt()
-        return torch.cat([half, -half]).T.contiguous()
+        return torch.cat([half, -half]).T.contiguous().to(dtype)
 
 
 @functools.cache
-def _middles(count: int) -> Tensor:
+def _middles(count: int, dtype: torch.dtype) -> Tensor:
     with _plainly():
         points = torch.special.ndtri((torch.arange(count, dtype=torch.float64) + 0.5) / count)
-        return points / points.square().mean().sqrt()
+        return (points / points.square().mean().sqrt()).to(dtype)

@@ -69,8 +69,8 @@ class LoadedNetwork(nn.Module):
         for leaf, uncertain in zip(leaves, self.uncertain, strict=True):
             if is_moments(leaf) and not uncertain:
                 raise MomentpropError(
-                    "this input was not uncertain when the network was saved; convert the model with Moments in "
-                    "its place"
+                    "this input was not uncertain when the network was saved; convert the model with Moments "
+                    "in its place"
                 )
         tensors = self._call.flatten(leaves)
         outputs = self.program(*tensors) if self._packaged is None else self._packaged(*tensors)
