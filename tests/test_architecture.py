@@ -68,6 +68,7 @@ ORDER = [
     "tracking",
     "sketch",
     "fused",
+    "pairs",
     "jump",
     "dropped_pool",
     "derive",

@@ -62,8 +62,8 @@ def test_noise_and_responses_make_up_the_variance() -> None:
     x, weight, bias = layer(7, 5)
     op = Jump(RELU)
     for given in (x, mp.Moments(x, 0.3)):
-        out = op(given, 0.1, weight, bias)
-        local = op.local(out, given, 0.1, weight, bias)
+        out = op(given, 0.3, weight, bias)
+        local = op.local(out, given, 0.3, weight, bias)
         unit = torch.eye(5, dtype=x.dtype)[:, None, :].expand(5, 2, 5)
         total = local.spread(unit).square().sum(-1).T + local.noise
         for pulled in local.pull(unit):

@@ -15,9 +15,10 @@ their sum then counts as Gaussian, with the mean and variance that make up for t
 variance and gain of a unit are the mixture over the same cases, and noise is what its variance exceeds the
 responses.
 
-This takes 32 evaluations of the activation's mean per weight and sample, so it is done where jumps matter
-and the layer is small. Measured on a hidden layer of 50 units over standard normal inputs, std over MC std,
-5..95 %:
+Where few inputs are dropped at a time and they are not random themselves, pairs.py has it more exactly, and
+cheaper. Otherwise this takes 32 evaluations of the activation's mean per weight and sample, so it is done
+where jumps matter and the layer is small. Measured on a hidden layer of 50 units over standard normal inputs,
+std over MC std, 5..95 %:
 
     inputs n, p      p n     gain            response
     8, 0.005         0.04    0.85 .. 1.08    0.97 .. 1.04
@@ -40,6 +41,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from momentprop import pairs
 from momentprop.fused import Fused, is_lone_dropout
 from momentprop.gaussian import safe_sqrt
 from momentprop.local import Elementwise, Linear
@@ -113,6 +115,7 @@ class Jumped(Moments):
     """An activation's moments, with what the adjoint needs."""
 
     response: Tensor  # d_ij sqrt(p(1-p)): [..., units, inputs]
+    together: Tensor | None = None  # that to two inputs dropped at once: [..., units, pairs]
     gain: Any
     passing: Tensor | None  # variance of the part of a unit that passes by the gain
 
@@ -127,6 +130,12 @@ class Jump:
         self.constants, self.keywords = constants, keywords or {}  # the activation's further arguments
 
     def __call__(self, x: Any, drop_probability: float, weight: Tensor, bias: Tensor | None) -> Jumped:
+        if (
+            not is_moments(x)
+            and weight.shape[1] > _ENUMERATED
+            and pairs.pays(weight.shape[1], drop_probability)
+        ):
+            return self._by_pairs(x, drop_probability, weight, bias)
         p, mean = drop_probability, mean_of(x)
         odds = p / (1 - p)
         contributions = weight * mean[..., None, :]  # [..., units, inputs]
@@ -175,9 +184,21 @@ class Jump:
         out.gain, out.passing = gain, passing
         return out
 
+    def _by_pairs(self, x: Tensor, p: float, weight: Tensor, bias: Tensor | None) -> Jumped:
+        def activation(z: Tensor) -> Any:
+            return self.activation.op(z, *self.constants, **self.keywords)
+
+        found = pairs.answers(activation, x, p, weight, bias)
+        out = Jumped(found.mean, found.variance)
+        out.response, out.together = found.single, found.double
+        return out
+
     def local(
         self, out: Jumped, x: Any, drop_probability: float, weight: Tensor, bias: Tensor | None
     ) -> Linear:
+        if out.together is not None:
+            every = torch.cat([out.response, out.together], -1)
+            return Linear(lambda cotangent: [], None, lambda c: _along(c, every))
         response, gain = out.response, out.gain
         noise = out.variance - response.square().sum(-1)
         if out.passing is None:
