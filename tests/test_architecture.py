@@ -64,6 +64,7 @@ ORDER = [
     "sampled",
     "unsupported",
     "propagate",
+    "sources",
     "tape",
     "tracking",
     "sketch",
@@ -97,6 +98,10 @@ ORDER = [
     "exports.guard",
     "exports.loaded",
     "exports.archive",
+    "exports.aoti",
+    "exports.verification",
+    "exports.onnx",
+    "exports.inspection",
     "plots",
     "",  # the public names
     "data",

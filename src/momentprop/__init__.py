@@ -18,7 +18,10 @@ from momentprop.errors import (
     TraceError,
     TraceNote,
 )
-from momentprop.exports.archive import inspect, load, save
+from momentprop.exports.aoti import compile_package
+from momentprop.exports.archive import load, save
+from momentprop.exports.inspection import inspect
+from momentprop.exports.onnx import export_onnx
 from momentprop.insertion import with_dropout
 from momentprop.moments import Moments
 from momentprop.montecarlo import SampledMoments, monte_carlo
@@ -52,7 +55,9 @@ __all__ = [
     "__version__",
     "activation",
     "classify",
+    "compile_package",
     "convert",
+    "export_onnx",
     "fit_noise",
     "inspect",
     "load",

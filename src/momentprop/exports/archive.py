@@ -98,7 +98,7 @@ def load(path: str | os.PathLike[str]) -> LoadedNetwork:
     return LoadedNetwork(program, metadata)
 
 
-def inspect(path: str | os.PathLike[str]) -> Metadata:
+def read_description(path: str | os.PathLike[str]) -> Metadata:
     """What a file says about itself, with its checksums verified; nothing in it is loaded."""
     _, archive = _open(path)
     with archive, _damage(path):

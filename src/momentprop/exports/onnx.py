@@ -1,0 +1,171 @@
+"""`export_onnx`: a converted network for ONNX Runtime and others, checked against PyTorch."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from momentprop.errors import ArchiveError, ExportError, MissingExtraError
+from momentprop.exports.archive import describe, written
+from momentprop.exports.heads import head_of
+from momentprop.exports.interface import BATCH
+from momentprop.exports.metadata import Metadata
+from momentprop.exports.program import Program, program_of, quiet
+from momentprop.exports.verification import verify_onnx
+
+OPSET = 20  # the newest that onnxruntime 1.17 and later, and onnxruntime-web, run
+_OLDEST = 18  # what torch's exporter writes
+_KEY = "momentprop"  # of the description among the file's properties
+
+
+def export_onnx(
+    network: nn.Module,
+    path: str | os.PathLike[str],
+    outputs: str = "moments",
+    *,
+    select: str | int | None = None,
+    verify: bool = True,
+    opset: int = OPSET,
+    note: str = "",
+    preprocessing: str = "",
+    report: Any = None,
+    **options: Any,
+) -> Metadata:
+    """Write a converted network as ONNX, for any batch size.
+
+    Args:
+        network: what `convert` or `load` gave.
+        path: the file. It appears only if all went well.
+        outputs: what the file returns, under these names:
+
+            - `"moments"`: `mean`, `variance`, and in tier `accurate` `covariance`;
+            - `"classification"`: `probs`, `entropy` (total uncertainty) and `mutual_information` (its
+              epistemic part), as `classify` gives them; options `method`, `kind`, `dim`;
+            - `"regression"`: `mean`, `std`, and the central interval `lower`, `upper` of the target, as
+              `regress` gives them; options `tau`, `noise_variance`, `heteroscedastic`, and `level` (0.95).
+        select: which of several outputs of the network is meant, by name or position.
+        verify: run the file in ONNX Runtime beside PyTorch, for several batch sizes on ordinary and extreme
+            inputs. Outputs must agree to 1e-5 of their largest value.
+        opset: version of the ONNX operators, 18 or newer.
+        note, preprocessing, report: as for `save`; `inspect` shows them.
+
+    Returns:
+        What the file says about itself; `options["errors"]` holds the largest error of each output.
+
+    Raises:
+        ExportError: the network cannot be written as ONNX.
+        DisagreementError: ONNX Runtime gives other numbers than PyTorch. No file is left.
+    """
+    for package, name in (("onnx", "onnx"), ("onnxscript", "onnxscript"), ("onnxruntime", "onnxruntime")):
+        if importlib.util.find_spec(package) is None and (verify or package != "onnxruntime"):
+            raise MissingExtraError(name, "onnx")
+    if opset < _OLDEST:
+        raise ValueError(f"opset must be at least {_OLDEST}, not {opset}")
+    program = program_of(network, head_of(outputs, options, select))
+    model = _translated(program, opset)
+    errors: dict[str, float] = {}
+    with written(path) as temporary:
+        _save(model, temporary)
+        if verify:
+            errors = verify_onnx(temporary, network, program)
+        known: dict[str, Any] = {"opset": opset, "outputs": outputs, "verified": verify, "errors": errors}
+        chosen = {key: value for key, value in options.items() if value is not None}
+        metadata = describe("onnx", network, program, note, preprocessing, report, options=known | chosen)
+        metadata = dataclasses.replace(metadata, device="any")
+        model.metadata_props[_KEY] = metadata.to_json()
+        _save(model, temporary)
+    return metadata
+
+
+def read_onnx_metadata(path: str | os.PathLike[str]) -> Metadata:
+    """The description that `export_onnx` left in a file."""
+    if importlib.util.find_spec("onnx") is None:
+        raise MissingExtraError("onnx", "onnx")
+    import onnx
+
+    try:
+        properties = {
+            p.key: p.value for p in onnx.load(os.fspath(path), load_external_data=False).metadata_props
+        }
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # protobuf's own kinds
+        raise ArchiveError(f"{path} is damaged, or not an ONNX file: {error}") from None
+    if _KEY not in properties:
+        raise ArchiveError(f"{path} holds no description by momentprop: it was not written by mp.export_onnx")
+    return Metadata.from_json(properties[_KEY])
+
+
+def _translated(program: Program, opset: int) -> Any:
+    """The program in ONNX, as onnx_ir has it, named and without what only its maker could use."""
+    inputs = [port.name for port in program.call.ports]
+    outputs = [port.name for port in program.outputs]
+    clash = set(inputs) & set(outputs)
+    try:
+        with quiet(), _silent():
+            made = torch.onnx.export(
+                program.exported,
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+                opset_version=opset,
+                input_names=[f"{name}_input" if name in clash else name for name in inputs],
+                output_names=outputs,
+            )
+    except Exception as error:
+        raise ExportError(f"the network cannot be written as ONNX: {_reason(error)}") from error
+    assert made is not None
+    model = made.model
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        for node in graph:
+            node.metadata_props.clear()
+            node.doc_string = None
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        value.metadata_props.clear()
+    _name_batch(model, program)
+    model.producer_name = "momentprop"
+    return model
+
+
+def _name_batch(model: Any, program: Program) -> None:
+    """Free sizes are called `batch`, whatever symbol the tracer chose."""
+    import onnx_ir
+
+    ports = [*program.call.ports, *program.outputs]
+    for value, port in zip((*model.graph.inputs, *model.graph.outputs), ports, strict=True):
+        sizes = [BATCH if n == BATCH else n for n in port.shape]
+        value.shape = onnx_ir.Shape(sizes)
+
+
+def _save(model: Any, path: Path) -> None:
+    import onnx_ir
+
+    onnx_ir.save(model, os.fspath(path))
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause, which names the operator."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without the exporter's log messages about packages that are not there."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
