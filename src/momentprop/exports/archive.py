@@ -112,7 +112,7 @@ def moments_program(network: nn.Module) -> tuple[Program, Outline]:
     structures: list[Outline] = []
 
     def head(output: Any) -> dict[str, Tensor]:
-        named, structure = name_moments(output, with_logits=True)
+        named, structure = name_moments(output, everything=True)
         structures.append(structure)
         return named
 

@@ -40,7 +40,7 @@ def head_of(outputs: str, options: Mapping[str, Any], select: str | int | None =
 
 
 def _moments(output: Any) -> dict[str, Tensor]:
-    return name_moments(output, with_logits=False)[0]
+    return name_moments(output, everything=False)[0]
 
 
 def _classification(output: Any, **options: Any) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from momentprop.errors import ArchiveError
 from momentprop.exports.outline import Outline, outline, rebuild
-from momentprop.moments import Logits, Moments, is_moments, variance_of
+from momentprop.moments import Moments, is_moments, variance_of
 from momentprop.structure import Signature
 
 BATCH = "batch"  # in place of a size that is free
@@ -146,46 +146,48 @@ class Call:
         return found
 
 
-def name_moments(output: Any, with_logits: bool) -> tuple[dict[str, Tensor], Outline]:
-    """The tensors of all moments of an output under their names, and its structure."""
+def name_moments(output: Any, everything: bool) -> tuple[dict[str, Tensor], Outline]:
+    """The tensors of all moments of an output under their names, and its structure.
+
+    Those of one output are called as its fields: `mean`, `variance`, ...; those of several have the place of
+    theirs before it. `everything`: also what is nested deeper, such as the logits behind a softmax.
+    """
     several = not is_moments(output)
     named: dict[str, Tensor] = {}
 
-    def add(name: str, value: Tensor | None) -> str | None:
-        if value is None:
-            return None
+    def add(name: str, value: Tensor) -> str:
         key = unique([*named, name])[-1]
         named[key] = value
         return key
 
-    def parts(value: Moments, prefix: str) -> Outline:
-        names = ("mean", "variance", "covariance", "indices")
-        found: Outline = {name: add(prefix + name, getattr(value, name)) for name in names}
-        if with_logits and value.logits is not None:
-            found["logits"] = parts(value.logits.moments, f"{prefix}logits_")
-            found["dim"] = value.logits.dim
-        return found
-
     def leaf(value: Any, path: tuple[str, ...]) -> Outline | None:
         if not is_moments(value):
             return None
-        return {"moments": parts(value, f"{_output_name(path)}_" if several else "")}
+        entries, spec = pytree.tree_flatten_with_path(value)
+        names: list[str | None] = []
+        for place, part in entries:
+            fields = [*path, *(key.name for key in place)] if several else [key.name for key in place]
+            kept = isinstance(part, Tensor) and (everything or len(place) == 1)
+            names.append(add(_output_name(fields), part) if kept else None)
+        return {"moments": names, "spec": pytree.treespec_dumps(spec)}
 
     tree = outline(output, leaf)
     return named, tree
 
 
 def rebuild_moments(tree: Outline, tensors: dict[str, Tensor]) -> Any:
-    """The inverse of `name_moments`."""
+    """The inverse of `name_moments` of everything."""
 
-    def made(parts: Outline) -> Moments:
-        values = {k: parts.get(k) for k in ("mean", "variance", "covariance", "indices")}
-        moments = Moments(**{k: None if v is None else tensors[v] for k, v in values.items()})  # type: ignore[arg-type]
-        if parts.get("logits") is not None:
-            moments.logits = Logits(made(parts["logits"]), parts["dim"])
-        return moments
+    def leaf(part: Outline) -> Any:
+        kinds = re.findall(r'"type": "?([\w.]+)', part["spec"])
+        if "__" in part["spec"] or not all(
+            kind == "null" or kind.startswith("momentprop.") for kind in kinds
+        ):
+            raise ArchiveError(f"the file describes moments by {part['spec']}, which is not known here")
+        values = [None if name is None else tensors[name] for name in part["moments"]]
+        return pytree.tree_unflatten(values, pytree.treespec_loads(part["spec"]))
 
-    return rebuild(tree, lambda leaf: made(leaf["moments"]))
+    return rebuild(tree, leaf)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -212,7 +214,7 @@ def _input_name(path: tuple[str, ...], positional: tuple[str, ...]) -> str:
     return _clean("_".join([first, *rest]))
 
 
-def _output_name(path: tuple[str, ...]) -> str:
+def _output_name(path: Sequence[str]) -> str:
     text = _clean("_".join(path))
     return f"output_{text}" if text[:1].isdigit() else text
 
