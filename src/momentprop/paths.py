@@ -79,6 +79,8 @@ class Paths(nn.Module):
         return found
 
     def _run(self, given: list[Any], masks: list[Tensor]) -> list[Tensor]:
+        if torch.compiler.is_exporting():  # vmap fixes the batch size in some operators, layer norm for one
+            return self._one_by_one(given, masks)
         dims = (None,) * len(given) + (0,) * len(masks)
         many = torch.vmap(self.suffix, in_dims=dims, chunk_size=_AT_ONCE)
         if torch.compiler.is_compiling():
@@ -89,8 +91,11 @@ class Paths(nn.Module):
                 warnings.filterwarnings("ignore", message="There is a performance drop")
                 return list(many(*given, *masks))
         except RuntimeError:  # an operator that vmap does not know
-            runs = [self.suffix(*given, *[m[i] for m in masks]) for i in range(len(masks[0]))]
-            return [torch.stack(values) for values in zip(*runs, strict=True)]
+            return self._one_by_one(given, masks)
+
+    def _one_by_one(self, given: list[Any], masks: list[Tensor]) -> list[Tensor]:
+        runs = [self.suffix(*given, *[m[i] for m in masks]) for i in range(len(masks[0]))]
+        return [torch.stack(values) for values in zip(*runs, strict=True)]
 
 
 def path_sources(graph: fx.Graph, random: set[fx.Node], layouts: Mapping[str, Layout]) -> list[fx.Node]:

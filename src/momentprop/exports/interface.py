@@ -166,9 +166,9 @@ def name_moments(output: Any, everything: bool) -> tuple[dict[str, Tensor], Outl
         entries, spec = pytree.tree_flatten_with_path(value)
         names: list[str | None] = []
         for place, part in entries:
-            fields = [*path, *(key.name for key in place)] if several else [key.name for key in place]
+            fields = [str(getattr(key, "name", key)) for key in place]
             kept = isinstance(part, Tensor) and (everything or len(place) == 1)
-            names.append(add(_output_name(fields), part) if kept else None)
+            names.append(add(_output_name([*path, *fields] if several else fields), part) if kept else None)
         return {"moments": names, "spec": pytree.treespec_dumps(spec)}
 
     tree = outline(output, leaf)
