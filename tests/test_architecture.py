@@ -83,6 +83,7 @@ ORDER = [
     "montecarlo",
     "ensemble",
     "predictive",
+    "lattice",
     "regression",
     "estimates",
     "metrics",

@@ -23,7 +23,7 @@ from momentprop.exports.archive import load, save
 from momentprop.exports.inspection import inspect
 from momentprop.exports.onnx import export_onnx
 from momentprop.insertion import with_dropout
-from momentprop.moments import Moments
+from momentprop.moments import Jumps, Moments
 from momentprop.montecarlo import SampledMoments, monte_carlo
 from momentprop.predictive import ClassPredictive, classify
 from momentprop.registry import rule
@@ -42,6 +42,7 @@ __all__ = [
     "ExportError",
     "FidelityNote",
     "InputError",
+    "Jumps",
     "MissingExtraError",
     "MissingRuleError",
     "MomentpropError",

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,16 +29,34 @@ from momentprop.paths import Paths, path_sources
 from momentprop.samples import Layout
 from momentprop.selection import Selection
 from momentprop.sketch import Sketch, pays, signs
+from momentprop.sources import Sources
 from momentprop.tape import Tape, scattered, times
 from momentprop.trace import HEADS, Trace, place_of
 from momentprop.tracking import Tracked
 
 
+@dataclass
+class Swept:
+    """What the sweep back found out about an output."""
+
+    covariance: Tensor
+    indices: Tensor | None
+    sources: Sources | None = None
+
+
 class TwoSweeps(nn.Module):
-    """A program like that of propagate.py, program(*state, *inputs) -> flat outputs, with covariances."""
+    """A program like that of propagate.py, program(*state, *inputs) -> flat outputs, with covariances.
+
+    With `jumps`, so many of the largest single causes of each output's variance too.
+    """
 
     def __init__(
-        self, trace: Trace, random: set[fx.Node], layouts: Mapping[str, Layout], selection: Selection
+        self,
+        trace: Trace,
+        random: set[fx.Node],
+        layouts: Mapping[str, Layout],
+        selection: Selection,
+        jumps: int = 0,
     ) -> None:
         super().__init__()
         mixed = [node for node in trace.graph.nodes if node in random and node.name not in layouts]
@@ -48,6 +67,8 @@ class TwoSweeps(nn.Module):
             )
         self.layouts = dict(layouts)
         self.selection = selection
+        self.jumps = jumps
+        self.observe: Callable[[str, Any], None] | None = None  # told every random value inside
         nodes = list(trace.graph.nodes)
         self.placeholders = [n.name for n in nodes if n.op == "placeholder"]
         self.shapes = {n.name: _fixed_sizes(n) for n in nodes if n.op == "placeholder"}
@@ -69,11 +90,12 @@ class TwoSweeps(nn.Module):
             for dim, size in sizes.items():
                 if env[name].shape[dim] != size:  # compilers that compare a size do not take it for variable
                     break
-        tape = Tape()
+        tape = Tape(self.jumps > 0)
         sketch = None if self.signs is None else Sketch(self.signs, self.layouts)
         for name, value in env.items():
             if is_moments(value):
                 source = Elementwise(noise=value.variance)
+                tape.only_masks = False
                 tape.record(name, [], source, True, None)
                 if sketch is not None:
                     sketch.follow(name, [], value, source, lambda j: None)
@@ -97,6 +119,8 @@ class TwoSweeps(nn.Module):
                 continue
             inputs = [name for name in call.inputs if _is_random(env[name])]
             local = self._linearize(call, out, args, kwargs)
+            if getattr(call.target, "creates_noise", False) and not _is_mask(local):
+                tape.only_masks = False
             if sketch is not None:
                 local = sketch.bent(inputs, local)
             if isinstance(local, Elementwise) and inputs and inputs[0] in directions:
@@ -107,6 +131,8 @@ class TwoSweeps(nn.Module):
             tape.record(call.name, inputs, local, call.shared, length)
             if sketch is not None:
                 env[call.name] = sketch.follow(call.name, inputs, out, local, _on_means(call, env, sketch))
+            if self.observe is not None:
+                self.observe(call.name, env[call.name])
             forget(call.last_use_of, env, {} if sketch is None else sketch.deviations)
         names = [v.name for v in self.outputs if isinstance(v, Ref)]
         answers = {} if self.paths is None else self.paths(env)
@@ -135,14 +161,17 @@ class TwoSweeps(nn.Module):
         through = logits if self.selection.takes_all else {}
         swept = {name: out for name, out in random.items() if name not in through}
         swept |= {name: env[name] for name in logits.values()}
-        found = _covariances(swept, tape, self.layouts, self.selection)
-        without_paths = {name: covariance for name, (covariance, _) in found.items()}
+        sources = Sources(self.jumps) if self.jumps else None
+        found = _covariances(swept, tape, self.layouts, self.selection, sources)
+        without_paths = {name: one.covariance for name, one in found.items()}
         for name in answers.keys() & swept.keys():
-            covariance, indices = found[name]
             jumps, shift = answers[name]
-            found[name] = (covariance + self._of_jumps(jumps, indices, name), indices)
+            found[name] = self._with_paths(found[name], jumps, name)
             swept[name] = Moments(swept[name].mean + shift, swept[name].variance)
-        done = {name: _completed(out, *found[name], self.layouts[name]) for name, out in swept.items()}
+        done = {
+            name: _completed(out, found[name], self.layouts[name], tape.only_masks)
+            for name, out in swept.items()
+        }
         for name, inner in logits.items():
             out = random[name]
             if name in through:
@@ -151,18 +180,31 @@ class TwoSweeps(nn.Module):
                     jumps, shift = answers[name]
                     covariance = covariance + self._of_jumps(jumps, None, name)
                     out = Moments(out.mean + shift, out.variance, logits=out.logits)
-                done[name] = _completed(out, covariance, None, self.layouts[name])
+                done[name] = _completed(out, Swept(covariance, None), self.layouts[name])
             assert out.logits is not None  # as chosen above
             done[name].logits = Logits(done[inner], out.logits.dim)
         return done
 
     def _of_jumps(self, jumps: Tensor, indices: Tensor | None, name: str) -> Tensor:
         """The covariance of the chosen outputs that jumps [paths, *shape] give."""
+        rows = self._chosen(jumps, indices, name)
+        return rows.mT @ rows
+
+    def _chosen(self, jumps: Tensor, indices: Tensor | None, name: str) -> Tensor:
+        """Jumps of the chosen outputs, [batch, paths, K]."""
         layout = self.layouts[name]
         rows = layout.split(jumps, layout.batch_of(jumps[0]))
         if indices is not None:
             rows = rows.gather(2, indices[:, None].expand(-1, rows.shape[1], -1))
-        return rows.mT @ rows
+        return rows
+
+    def _with_paths(self, found: Swept, jumps: Tensor, name: str) -> Swept:
+        rows = self._chosen(jumps, found.indices, name)
+        if found.sources is not None:
+            assert self.paths is not None
+            for keep, row in zip(self.paths.keep, rows.unbind(1), strict=True):
+                found.sources.add(row[..., None], 1 - keep)
+        return Swept(found.covariance + rows.mT @ rows, found.indices, found.sources)
 
     def _of_paths(self, value: Tensor, answer: tuple[Tensor, Tensor], name: str) -> Moments:
         """An output that nothing else makes random."""
@@ -170,7 +212,10 @@ class TwoSweeps(nn.Module):
         jumps, shift = answer
         out = Moments(value + shift, jumps.square().sum(0))
         _, indices = self.selection.of(out, layout)
-        return _completed(out, self._of_jumps(jumps, indices, name), indices, layout)
+        count = layout.size if indices is None else indices.shape[1]
+        nothing = jumps.new_zeros(layout.batch_of(value), count, count)
+        swept = Swept(nothing, indices, Sources(self.jumps) if self.jumps else None)
+        return _completed(out, self._with_paths(swept, jumps, name), layout, True)
 
     def _behind(self, head: Local, logits: Tensor, out: Moments, name: str, inner: str) -> Tensor:
         """The covariance J C J^T + noise of probabilities, from that of their logits."""
@@ -227,9 +272,17 @@ def _is_random(value: Any) -> bool:
     return is_moments(value) or (isinstance(value, (list, tuple)) and any(map(is_moments, value)))
 
 
+def _is_mask(local: Local) -> bool:
+    return (local.masked if isinstance(local, Elementwise) else local.drops) is not None
+
+
 def _covariances(
-    random: dict[str, Moments], tape: Tape, layouts: Mapping[str, Layout], selection: Selection
-) -> dict[str, tuple[Tensor, Tensor | None]]:
+    random: dict[str, Moments],
+    tape: Tape,
+    layouts: Mapping[str, Layout],
+    selection: Selection,
+    sources: Sources | None,
+) -> dict[str, Swept]:
     """Covariance and chosen indices of every value; all of them are swept together."""
     chosen = {name: selection.of(out, layouts[name]) for name, out in random.items()}
     rows = [seeds.shape[0] for seeds, _ in chosen.values()]
@@ -245,17 +298,21 @@ def _covariances(
             seeds[name] = torch.cat([above, block, below])
         start += count
     first = next(iter(random))
-    total = tape.covariance(seeds, layouts, layouts[first].batch_of(random[first].mean))
+    total = tape.covariance(seeds, layouts, layouts[first].batch_of(random[first].mean), sources)
     found, start = {}, 0
     for (name, (_, indices)), count in zip(chosen.items(), rows, strict=True):
-        found[name] = (total[:, start : start + count, start : start + count], indices)
+        covariance = total[:, start : start + count, start : start + count]
+        found[name] = Swept(covariance, indices, None if sources is None else sources.of(start, count))
         start += count
     return found
 
 
-def _completed(out: Moments, covariance: Tensor, indices: Tensor | None, layout: Layout) -> Moments:
+def _completed(out: Moments, swept: Swept, layout: Layout, only_masks: bool = False) -> Moments:
     """The forward sweep's variance gives way to the covariance's diagonal."""
+    covariance, indices, jumps = swept.covariance, swept.indices, None
     diagonal = covariance.flatten(1)[:, :: covariance.shape[1] + 1].clamp_min(0)
+    if swept.sources is not None:
+        jumps = swept.sources.jumps(out.mean, layout, diagonal if only_masks else None)
     if indices is not None:
         diagonal = layout.samples(out.variance).scatter(1, indices, diagonal)
-    return Moments(out.mean, layout.restored(diagonal, out.mean), covariance, indices)
+    return Moments(out.mean, layout.restored(diagonal, out.mean), covariance, indices, jumps=jumps)

@@ -56,6 +56,8 @@ def find_dropped_pool(pool: fx.Node) -> Fused | None:
 class DroppedPool:
     """max_pool(dropout(x)) as one operator."""
 
+    creates_noise = True
+
     def __init__(self, n_dims: int) -> None:
         self.n_dims = n_dims
 

@@ -137,7 +137,7 @@ def _difference(members: list[nn.Module]) -> str:
         return "they have no parameters"
     if any(m._trace.out_spec != networks[0]._trace.out_spec for m in networks):
         return "their outputs have different structures"
-    if len({(m.fidelity, m._selection, m._unsupported) for m in networks}) > 1:
+    if len({(m.fidelity, m._selection, m._unsupported, m._jumps) for m in networks}) > 1:
         return "they were converted with different settings"
     shapes = {tuple((t.shape, t.dtype, t.device) for t in m._state()) for m in networks}
     return "their parameters differ in shape, type or device" if len(shapes) > 1 else ""

@@ -44,7 +44,7 @@ from torch import Tensor, fx
 from momentprop import pairs
 from momentprop.fused import Fused, is_lone_dropout
 from momentprop.gaussian import safe_sqrt
-from momentprop.local import Elementwise, Linear
+from momentprop.local import Drops, Elementwise, Linear
 from momentprop.moments import Moments, is_moments, mean_of
 from momentprop.registry import RULES, Rule
 
@@ -196,13 +196,15 @@ class Jump:
     def local(
         self, out: Jumped, x: Any, drop_probability: float, weight: Tensor, bias: Tensor | None
     ) -> Linear:
+        response = out.response
+        drops = Drops(lambda cotangent: _along(cotangent, response), drop_probability)
         if out.together is not None:
-            every = torch.cat([out.response, out.together], -1)
-            return Linear(lambda cotangent: [], None, lambda c: _along(c, every))
-        response, gain = out.response, out.gain
+            every = torch.cat([response, out.together], -1)
+            return Linear(lambda cotangent: [], None, lambda c: _along(c, every), drops=drops)
+        gain = out.gain
         noise = out.variance - response.square().sum(-1)
         if out.passing is None:
-            return Linear(lambda cotangent: [], noise.clamp_min(0), lambda c: _along(c, response))
+            return Linear(lambda cotangent: [], noise.clamp_min(0), drops.rows, drops=drops)
         noise = (noise - gain * gain * out.passing).clamp_min(0)
         lost = safe_sqrt(x.variance * (drop_probability / (1 - drop_probability)))  # random, and dropped
 
@@ -210,9 +212,9 @@ class Jump:
             return [torch.matmul(cotangent * gain, weight)]
 
         def spread(cotangent: Tensor) -> Tensor:
-            return torch.cat([_along(cotangent, response), pull(cotangent)[0] * lost], -1)
+            return torch.cat([drops.rows(cotangent), pull(cotangent)[0] * lost], -1)
 
-        return Linear(pull, noise, spread)
+        return Linear(pull, noise, spread, drops=drops)
 
     def _moments(self, mean: Tensor, variance: Tensor) -> Moments:
         return self.activation.function(Moments(mean, variance), *self.constants, **self.keywords)

@@ -20,11 +20,35 @@ Pull = Callable[[Any], Sequence[Any]]
 
 
 @dataclass(frozen=True)
+class Masked:
+    """Elements that are kept or dropped, each by itself: kept less dropped, times sqrt(p(1-p)).
+
+    That is value * scale, with the drop probability p.
+    """
+
+    value: Tensor
+    scale: float
+    drop_probability: float
+
+
+@dataclass(frozen=True)
+class Drops:
+    """Independent sources that are kept or dropped, and what a cotangent's outputs answer to each.
+
+    `rows` maps a cotangent to [K, batch, ...]: kept less dropped, times sqrt(p(1-p)).
+    """
+
+    rows: Callable[[Tensor], Tensor]
+    drop_probability: float
+
+
+@dataclass(frozen=True)
 class Elementwise:
     """out = gain * x + noise, for an operator of one random input; None stands for gain 1, for no noise."""
 
     gain: Tensor | float | None = None
     noise: Tensor | None = None  # variance of each element's own, independent noise
+    masked: Masked | None = None  # where that noise is a mask, what it is of
 
 
 @dataclass(frozen=True)
@@ -37,6 +61,7 @@ class Linear:
     input, where the operator on plain values is another one: one that is not linear, or is not the map.
     `bend` is the second derivative along two such deviations. `shared` is noise as directions [P, *shape],
     each with a source of its own per sample (sketch.py).
+    `drops` are those sources of `spread` that are masks.
     """
 
     pull: Pull
@@ -47,6 +72,7 @@ class Linear:
     shared: Tensor | None = (
         None  # noise as directions [P, *shape] that reach all elements of a sample at once
     )
+    drops: Drops | None = None
 
 
 Local = Elementwise | Linear

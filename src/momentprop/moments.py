@@ -19,6 +19,7 @@ class Moments:
     row-major order; elsewhere it is None. Where only some outputs were asked for, `indices`, [batch, m],
     says which, and `covariance` is [batch, m, m]. Behind softmax, log-softmax and sigmoid, `logits` holds the
     moments of what went in: a Gaussian describes those better, so predictive distributions are made of them.
+    `jumps`, where they were asked for, are the largest single causes of the variance.
 
     >>> import torch
     >>> x = Moments(torch.zeros(2, 3), 0.25)
@@ -31,6 +32,7 @@ class Moments:
     covariance: Tensor | None = None
     indices: Tensor | None = None
     logits: Logits | None = None
+    jumps: Jumps | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.mean, Tensor):
@@ -63,7 +65,8 @@ class Moments:
         covariance = None if self.covariance is None else self.covariance.to(*args, **kwargs)
         indices = None if self.indices is None else self.indices.to(mean.device)  # never a float
         logits = None if self.logits is None else self.logits.to(*args, **kwargs)
-        return Moments(mean, variance, covariance, indices, logits)
+        jumps = None if self.jumps is None else self.jumps.to(*args, **kwargs)
+        return Moments(mean, variance, covariance, indices, logits, jumps)
 
     def detach(self) -> Moments:
         return pytree.tree_map_only(Tensor, Tensor.detach, self)
@@ -84,7 +87,27 @@ class Logits:
         return Logits(self.moments.to(*args, **kwargs), self.dim)
 
 
-_FIELDS = ("mean", "variance", "covariance", "indices", "logits")
+@dataclass(eq=False)
+class Jumps:
+    """The m inputs or units whose dropping moves an output most, element by element: both [m, *shape].
+
+    They drop independently of each other. Of the output's variance, sum p (1-p) effect^2 is due to them.
+    """
+
+    effects: Tensor  # what the output changes by when the source is dropped
+    probabilities: Tensor  # of being dropped, p
+
+    def to(self, *args: Any, **kwargs: Any) -> Jumps:
+        return Jumps(self.effects.to(*args, **kwargs), self.probabilities.to(*args, **kwargs))
+
+    @property
+    def variance(self) -> Tensor:
+        """What they explain of the output's variance."""
+        p = self.probabilities
+        return (p * (1 - p) * self.effects.square()).sum(0)
+
+
+_FIELDS = ("mean", "variance", "covariance", "indices", "logits", "jumps")
 pytree.register_pytree_node(
     Moments,
     lambda m: ([getattr(m, n) for n in _FIELDS], None),
@@ -98,6 +121,16 @@ pytree.register_pytree_node(
     lambda values, dim: Logits(next(iter(values)), dim),
     serialized_type_name="momentprop.Logits",
     flatten_with_keys_fn=lambda x: ([(pytree.GetAttrKey("moments"), x.moments)], x.dim),
+)
+pytree.register_pytree_node(
+    Jumps,
+    lambda j: ([j.effects, j.probabilities], None),
+    lambda values, _: Jumps(*values),
+    serialized_type_name="momentprop.Jumps",
+    flatten_with_keys_fn=lambda j: (
+        [(pytree.GetAttrKey(n), getattr(j, n)) for n in ("effects", "probabilities")],
+        None,
+    ),
 )
 
 
@@ -122,7 +155,8 @@ def plain(moments: Moments) -> Moments:
     logits = moments.logits
     if logits is not None:
         logits = Logits(plain(logits.moments), logits.dim)
-    return Moments(moments.mean, moments.variance, moments.covariance, moments.indices, logits)
+    covariance, indices, jumps = moments.covariance, moments.indices, moments.jumps
+    return Moments(moments.mean, moments.variance, covariance, indices, logits, jumps)
 
 
 def as_moments(value: Any) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from momentprop.adjoint import TwoSweeps
 from momentprop.errors import CovarianceError
-from momentprop.moments import Logits, Moments, is_moments
+from momentprop.moments import Jumps, Logits, Moments, is_moments
 from momentprop.registry import RULES
 from momentprop.samples import Layout
 from momentprop.selection import Selection
@@ -33,14 +33,15 @@ def two_sweeps(
     layouts: Mapping[str, Layout],
     selection: Selection,
     state: list[Tensor],
+    jumps: int = 0,
 ) -> TwoSweeps:
     """The program of tier `accurate`; sample by sample, if samples share noise."""
     shared = [n for n in trace.graph.nodes if n in random and n.name not in layouts]
     dependent = _dependent(trace)
     if not layouts or not shared or any(node in dependent for node in shared):
-        return TwoSweeps(trace, random, layouts, selection)
+        return TwoSweeps(trace, random, layouts, selection, jumps)
     try:
-        program = PerSample(trace, random, layouts, selection, shared)
+        program = PerSample(trace, random, layouts, selection, shared, jumps)
         program(*state, *[_example(v, b) for v, b in _examples(trace)])
     except Exception as error:
         raise CovarianceError(
@@ -81,6 +82,7 @@ class PerSample(TwoSweeps):
         layouts: Mapping[str, Layout],
         selection: Selection,
         shared: list[fx.Node],
+        jumps: int = 0,
     ) -> None:
         copy = dataclasses.replace(trace, graph=trace.copy_graph())
         names = {node.name for node in random}
@@ -89,7 +91,7 @@ class PerSample(TwoSweeps):
                 node.target = _size
         own = {node.name: Layout(1, _size_of_one(node), False) for node in shared}
         marked = {node for node in copy.graph.nodes if node.name in names}
-        super().__init__(copy, marked, {**layouts, **own}, selection)
+        super().__init__(copy, marked, {**layouts, **own}, selection, jumps)
         self.n_state = len(trace.state)
         self.batched = trace.signature.batched
         outputs: Any = next(reversed(trace.graph.nodes)).args[0]
@@ -156,6 +158,8 @@ def _tensors(out: Any) -> list[Tensor]:
     if not is_moments(out):
         return []
     found = [t for t in (out.mean, out.variance, out.covariance, out.indices) if t is not None]
+    if out.jumps is not None:
+        found += [*out.jumps.effects, *out.jumps.probabilities]  # one by one: each has the output's shape
     return found + (_tensors(out.logits.moments) if out.logits is not None else [])
 
 
@@ -178,7 +182,12 @@ def _joined(out: Any, found: Any, place: tuple[int, Layout] | None, batch: Any) 
     mean, variance = values(out.mean), values(out.variance)
     covariance = None if out.covariance is None else next(found)[:batch].flatten(0, 1)
     indices = None if out.indices is None else next(found)[:batch].flatten(0, 1)
-    logits = None
+    jumps, logits = None, None
+    if out.jumps is not None:
+        effects, p = (
+            torch.stack([values(out.mean) for _ in t]) for t in (out.jumps.effects, out.jumps.probabilities)
+        )
+        jumps = Jumps(effects, p)
     if out.logits is not None:
         logits = Logits(_joined(out.logits.moments, found, place, batch), out.logits.dim)
-    return Moments(mean, variance, covariance, indices, logits)
+    return Moments(mean, variance, covariance, indices, logits, jumps)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from momentprop.moments import Moments
+from momentprop.lattice import spread_out
+from momentprop.moments import Jumps, Moments
 from momentprop.montecarlo import SampledMoments
 from momentprop.predictive import check_one_output
 
@@ -21,6 +22,8 @@ from momentprop.predictive import check_one_output
 @dataclass(eq=False)
 class RegressionPredictive:
     """A normal distribution of the target, or a mixture of T normals: components [T, *shape].
+
+    Without weights all components count the same.
 
     >>> y = regress(Moments(torch.zeros(1), 3.0), noise_variance=1.0)
     >>> y.std.tolist(), [round(v.item(), 2) for v in y.interval(0.95)]
@@ -30,20 +33,21 @@ class RegressionPredictive:
     means: Tensor
     epistemics: Tensor  # variance of the mean that each component has by itself
     aleatorics: Tensor  # variance of the noise around it
+    weights: Tensor | None = None
 
     @property
     def mean(self) -> Tensor:
-        return self.means.mean(0)
+        return self._average(self.means)
 
     @property
     def epistemic(self) -> Tensor:
         """Variance of the network's prediction."""
-        return self.epistemics.mean(0) + self.means.var(0, correction=0)
+        return self._average(self.epistemics + (self.means - self.mean).square())
 
     @property
     def aleatoric(self) -> Tensor:
         """Variance of the noise in the data."""
-        return self.aleatorics.mean(0)
+        return self._average(self.aleatorics)
 
     @property
     def variance(self) -> Tensor:
@@ -62,6 +66,10 @@ class RegressionPredictive:
         y = self._fitting(y)
         variance = self._component_variance
         exponents = -0.5 * ((y - self.means) ** 2 / variance + variance.log() + math.log(2 * math.pi))
+        if self.weights is not None:
+            tiny = torch.finfo(self.weights.dtype).tiny
+            logs = torch.where(self.weights > tiny, self.weights, tiny).log()
+            return (exponents + logs.where(self.weights > tiny, -math.inf)).logsumexp(0)
         return exponents[0] if len(self.means) == 1 else exponents.logsumexp(0) - math.log(len(self.means))
 
     def nll(self, y: Tensor) -> Tensor:
@@ -69,7 +77,7 @@ class RegressionPredictive:
 
     def cdf(self, y: Tensor) -> Tensor:
         y = self._fitting(y)
-        return torch.special.ndtr((y - self.means) / self._component_variance.sqrt()).mean(0)
+        return self._average(torch.special.ndtr((y - self.means) / self._component_variance.sqrt()))
 
     def quantile(self, q: float) -> Tensor:
         """The value below which the target lies with probability q."""
@@ -98,7 +106,11 @@ class RegressionPredictive:
         count = max(math.prod(shape), 1)
         full = (count, *self.batch_shape)
         options: Any = {"generator": generator, "device": self.means.device}
-        chosen = torch.randint(len(self.means), full, **options)
+        if self.weights is None:
+            chosen = torch.randint(len(self.means), full, **options)
+        else:
+            rows = self.weights.flatten(1).T.clamp_min(0)
+            chosen = torch.multinomial(rows, count, replacement=True, generator=generator).T.reshape(full)
         noise = torch.randn(full, dtype=self.means.dtype, **options)
         drawn = self.means.gather(0, chosen) + self._component_variance.sqrt().gather(0, chosen) * noise
         return drawn[: math.prod(shape)].reshape(*shape, *self.batch_shape)
@@ -109,6 +121,10 @@ class RegressionPredictive:
         names = ("mean", "std", "epistemic", "aleatoric")
         out: dict[str, Any] = {name: getattr(self, name).tolist() for name in names}
         return out | {"interval": {"level": level, "low": low.tolist(), "high": high.tolist()}}
+
+    def _average(self, values: Tensor) -> Tensor:
+        """Over the components."""
+        return values.mean(0) if self.weights is None else (self.weights * values).sum(0)
 
     @property
     def _component_variance(self) -> Tensor:
@@ -133,6 +149,9 @@ def regress(
     heteroscedastic: bool = False,
 ) -> RegressionPredictive:
     """The predictive distribution of a real target: N(y; E, V + 1/tau), element by element.
+
+    Moments with jumps (`mp.convert(..., jumps=16)`) give a mixture of normals of the same mean and variance,
+    skewed and with tails as MC dropout has them.
 
     Args:
         output: `Moments` of a converted network; `SampledMoments` with their samples, which give the mixture
@@ -163,9 +182,9 @@ def regress(
     if heteroscedastic:
         mean, log_noise = _halves(output)
         return _heteroscedastic(mean, log_noise)
-    means, variances = _components(output)
+    means, variances, weights = _components(output)
     level = torch.as_tensor(noise, dtype=means.dtype, device=means.device)
-    return RegressionPredictive(means, variances, level.expand_as(means))
+    return RegressionPredictive(means, variances, level.expand_as(means), weights)
 
 
 def fit_noise(output: Any, y: Tensor, *, method: str = "likelihood") -> Tensor:
@@ -195,9 +214,7 @@ def fit_noise(output: Any, y: Tensor, *, method: str = "likelihood") -> Tensor:
             return torch.maximum(error - silent.epistemic.double().mean(), least).to(silent.means.dtype)
         if method != "likelihood":
             raise ValueError(f"method must be 'likelihood' or 'closed_form', not {method!r}")
-        double = RegressionPredictive(
-            *(v.double() for v in (silent.means, silent.epistemics, silent.aleatorics))
-        )
+        double = pytree.tree_map_only(Tensor, Tensor.double, silent)
 
         def nll(log_noise: float) -> float:
             noise = torch.full_like(double.means, math.exp(log_noise))
@@ -232,14 +249,16 @@ def _golden_section(function: Callable[[float], float], low: float, high: float)
     return (low + high) / 2
 
 
-def _components(output: Any) -> tuple[Tensor, Tensor]:
-    """Means and variances [T, *shape] of the mixture."""
+def _components(output: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Means and variances [T, *shape] of the mixture, and weights if they are not all the same."""
     check_one_output(output)
     if isinstance(output, SampledMoments):
-        return output.samples, torch.zeros_like(output.samples)
+        return output.samples, torch.zeros_like(output.samples), None
     if isinstance(output, Moments):
-        return output.mean[None], output.variance[None]
-    return output[None], torch.zeros_like(output)[None]
+        if output.jumps is not None:
+            return spread_out(output)
+        return output.mean[None], output.variance[None], None
+    return output[None], torch.zeros_like(output)[None], None
 
 
 def _halves(output: Any) -> tuple[Any, Any]:
@@ -257,32 +276,46 @@ def _halves(output: Any) -> tuple[Any, Any]:
             cut = output.samples.narrow(-1, start, size // 2)
             return SampledMoments(cut.mean(0), cut.var(0), n_samples=len(cut), kept=cut)
         if isinstance(output, Moments):
-            mean, variance = (v.narrow(-1, start, size // 2) for v in (output.mean, output.variance))
-            return Moments(mean, variance)
+            found = output.jumps
+            values = [output.mean, output.variance]
+            values += [] if found is None else [found.effects, found.probabilities]
+            mean, variance, *jumps = (v.narrow(-1, start, size // 2) for v in values)
+            return Moments(mean, variance, jumps=Jumps(*jumps) if jumps else None)
         return output.narrow(-1, start, size // 2)
 
     return part(0), part(size // 2)
 
 
 def _heteroscedastic(mean: Any, log_noise: Any) -> RegressionPredictive:
-    means, variances = _components(mean)
-    logs, spreads = _components(log_noise)
-    return RegressionPredictive(*torch.broadcast_tensors(means, variances, (logs + spreads / 2).exp()))
+    means, variances, weights = _components(mean)
+    if isinstance(log_noise, Moments) and not isinstance(log_noise, SampledMoments):
+        log_noise = Moments(log_noise.mean, log_noise.variance)
+    logs, spreads, _ = _components(log_noise)
+    noise = (logs + spreads / 2).exp()
+    means, variances, noise = torch.broadcast_tensors(means, variances, noise)
+    return RegressionPredictive(means, variances, noise, weights)
 
 
 def _mixed(members: list[RegressionPredictive]) -> RegressionPredictive:
     """Every member counts the same, however many components it has."""
     if not members:
         raise ValueError("an ensemble needs at least one member")
-    if len({len(m.means) for m in members}) > 1:
+    weights = None
+    if any(m.weights is not None for m in members):
+        each = [
+            torch.full_like(m.means, 1 / len(m.means)) if m.weights is None else m.weights for m in members
+        ]
+        weights = torch.cat(each) / len(members)
+    elif len({len(m.means) for m in members}) > 1:
         raise ValueError("members of an ensemble must have equally many samples")
     fields = ("means", "epistemics", "aleatorics")
-    return RegressionPredictive(*(torch.cat([getattr(m, f) for m in members]) for f in fields))
+    means, epistemics, aleatorics = (torch.cat([getattr(m, f) for m in members]) for f in fields)
+    return RegressionPredictive(means, epistemics, aleatorics, weights)
 
 
 pytree.register_pytree_node(
     RegressionPredictive,
-    lambda p: ([p.means, p.epistemics, p.aleatorics], None),
+    lambda p: ([p.means, p.epistemics, p.aleatorics, p.weights], None),
     lambda values, _: RegressionPredictive(*values),
     serialized_type_name="momentprop.RegressionPredictive",
 )

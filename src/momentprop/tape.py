@@ -8,15 +8,16 @@ ReLU and dropout in a row.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from momentprop.gaussian import safe_sqrt
-from momentprop.local import Elementwise, Linear, Local
+from momentprop.local import Drops, Elementwise, Linear, Local, Masked
 from momentprop.samples import Layout
+from momentprop.sources import Sources
 
 Cotangent = Any  # a tensor [K, *shape]; for a value that is a list, {position: tensor}
 
@@ -28,6 +29,7 @@ class Pending:
     root: str | None
     gain: Any = None
     noise: Tensor | None = None
+    masked: list[Masked] = field(default_factory=list)
 
     def then(self, local: Elementwise) -> Pending:
         noise = self.noise
@@ -36,7 +38,10 @@ class Pending:
         if local.noise is not None:
             noise = local.noise if noise is None else noise + local.noise
         gain = None if self.root is None else times(self.gain, local.gain)
-        return Pending(self.root, gain, noise)
+        masked = [replace(m, value=times(m.value, local.gain)) for m in self.masked]
+        if local.masked is not None:
+            masked.append(local.masked)
+        return Pending(self.root, gain, noise, masked)
 
 
 @dataclass
@@ -48,18 +53,31 @@ class Step:
     local: Linear
     node: str  # whose layout it has
     length: int | None = None  # of a value that is a list
+    masked: list[Masked] = field(default_factory=list)
+
+    @property
+    def drops(self) -> list[Drops]:
+        own = [] if self.local.drops is None else [self.local.drops]
+        return own + [_drops(masked) for masked in self.masked]
 
 
 class Tape:
-    """What the forward sweep leaves for the backward sweep. Values go by the names of their nodes."""
+    """What the forward sweep leaves for the backward sweep. Values go by the names of their nodes.
 
-    def __init__(self) -> None:
+    With `with_drops` it remembers which noise is that of masks.
+    """
+
+    def __init__(self, with_drops: bool = False) -> None:
+        self.with_drops = with_drops
+        self.only_masks = True  # no other noise comes in
         self.pending: dict[str, Pending] = {}
         self.steps: list[Step] = []
 
     def record(self, name: str, inputs: list[str], local: Local, shared: bool, length: int | None) -> None:
         """A new value, computed from these random ones."""
         if isinstance(local, Elementwise):
+            if local.masked is not None and not self.with_drops:
+                local = replace(local, masked=None)
             before = self.pending[inputs[0]] if inputs else Pending(None)
             self.pending[name] = before.then(local)
             if shared:
@@ -72,7 +90,8 @@ class Tape:
         noise = None if length is not None else local.noise
         out = name if noise is None else mapped
         # what only the forward sweep needs is not held
-        kept = replace(local, noise=None, push=None, bend=None)
+        drops = local.drops if self.with_drops else None
+        kept = replace(local, noise=None, push=None, bend=None, drops=drops)
         self.steps.append(Step(out, inputs, kept, name, length))
         self.pending[name] = Pending(name) if noise is None else Pending(mapped, noise=noise)
         if shared:
@@ -89,11 +108,17 @@ class Tape:
             gain, noise = torch.stack([gain, noise])
         inputs = [] if value.root is None else [value.root]
         local = Linear(lambda cotangent: [times(cotangent, gain)], noise)
-        self.steps.append(Step(name, inputs, local, name))
+        self.steps.append(Step(name, inputs, local, name, masked=value.masked))
         self.pending[name] = Pending(name)
 
-    def covariance(self, seeds: dict[str, Tensor], layouts: Mapping[str, Layout], batch: Any) -> Tensor:
-        """[batch, K, K], from the cotangents [K, *shape] of the outputs."""
+    def covariance(
+        self,
+        seeds: dict[str, Tensor],
+        layouts: Mapping[str, Layout],
+        batch: Any,
+        sources: Sources | None = None,
+    ) -> Tensor:
+        """[batch, K, K], from the cotangents [K, *shape] of the outputs; `sources` gets the masks met."""
         cotangents: dict[str, Cotangent] = dict(seeds)
         total: Any = 0.0
         for step in reversed(self.steps):
@@ -109,6 +134,10 @@ class Tape:
                 layout = layouts[step.node]
                 rows = layout.split(cotangent, batch) @ layout.split(local.shared, batch).mT
                 total = total + _outer(rows)
+            if sources is not None:
+                for drops in step.drops:
+                    rows = layouts[step.node].split(drops.rows(cotangent), batch)
+                    sources.add(rows, drops.drop_probability)
             if step.length is not None:
                 cotangent = [cotangent.get(i) for i in range(step.length)]
             if step.inputs:
@@ -129,6 +158,11 @@ def scattered(cotangent: Tensor, noise: Tensor, layout: Layout, batch: Any) -> T
     if cotangent.shape[0] == 1:
         return layout.split(cotangent * cotangent * noise, batch).sum(-1, keepdim=True)
     return _outer(layout.split(cotangent * safe_sqrt(noise), batch))
+
+
+def _drops(masked: Masked) -> Drops:
+    """One source per element."""
+    return Drops(lambda cotangent: cotangent * (masked.value * masked.scale), masked.drop_probability)
 
 
 def _outer(rows: Tensor) -> Tensor:

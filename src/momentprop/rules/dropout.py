@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from momentprop.local import Elementwise, Linear, Local
+from momentprop.local import Drops, Elementwise, Linear, Local, Masked
 from momentprop.moments import Moments, is_moments, mean_of
 from momentprop.neighbours import Neighbours, attach, lattice, neighbours_of, scaled
 from momentprop.registry import EXACT, rule
@@ -77,7 +77,7 @@ def _elements(op: Any, mask_of: Callable[[float], Mask], reference: str) -> None
 
     def local(out: Moments, x: Any, p: float, train: bool) -> Local:
         mask = mask_of(p)
-        return Elementwise(mask.gain, mask.noise(x))
+        return Elementwise(mask.gain, mask.noise(x), Masked(mask.center(x), mask.weight**0.5, p))
 
     @rule(op, exactness=EXACT, reference=reference, creates_noise=True, local=local)
     def dropout(x: Any, p: float, train: bool) -> Any:
@@ -94,7 +94,7 @@ def _channels(op: Any, mask_of: Callable[[float], Mask], reference: str) -> None
     """A dropout with one mask for every channel: each element by itself has the same moments."""
 
     def local(out: Moments, x: Any, p: float, train: bool) -> Local:
-        return _channel_noise(x, mask_of(p))
+        return _channel_noise(x, mask_of(p), p)
 
     @rule(op, exactness=EXACT, reference=reference, creates_noise=True, local=local)
     def channel_dropout(x: Any, p: float, train: bool) -> Any:
@@ -105,7 +105,7 @@ def _channels(op: Any, mask_of: Callable[[float], Mask], reference: str) -> None
         return share(out, mask.direction(x)) if out.mean.dim() > 2 else out
 
 
-def _channel_noise(x: Moments | Tensor, mask: Mask) -> Local:
+def _channel_noise(x: Moments | Tensor, mask: Mask, p: float) -> Local:
     """One source per channel, acting along E[Z]: a dropped channel loses all its means at once.
 
     The part of x that is random itself is lost with them. That adds W Cov(x_i, x_j) within the
@@ -117,10 +117,11 @@ def _channel_noise(x: Moments | Tensor, mask: Mask) -> Local:
         along = cotangent * direction
         return along.sum(list(range(3, along.dim()))) if along.dim() > 3 else along
 
+    drops = Drops(spread, p)
     if isinstance(x, Moments):
         noise = mask.weight * x.variance
-        return Linear(lambda cotangent: [mask.scaled(cotangent)], noise, spread)
-    return Linear(lambda cotangent: [], None, spread)
+        return Linear(lambda cotangent: [mask.scaled(cotangent)], noise, spread, drops=drops)
+    return Linear(lambda cotangent: [], None, spread, drops=drops)
 
 
 def _within_channels(x: Any, mask: Mask) -> Neighbours:
