@@ -110,6 +110,28 @@ def test_an_interrupted_set_resumes_with_the_same_numbers(
     assert len(calls) == 4  # the first test is not run again
 
 
+def test_a_new_revision_tests_again_and_trains_nothing(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run_units(uci.units(settings(root)), tmp_path)
+    monkeypatch.setattr(uci_set, "train", None)
+    monkeypatch.setattr(uci_set, "sample_mixture", None)
+    calls, real = [], uci_set.evaluate
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(uci_set, "evaluate", counted)
+    for module in (uci, uci_set):
+        monkeypatch.setattr(module, "REVISION", 99)
+    again = run_units(uci.units(settings(root)), tmp_path)
+    assert len(calls) == 3
+    assert [without_times(r) for r in again.values()] == [without_times(r) for r in first.values()]
+    run_units(uci.units(settings(root)), tmp_path)
+    assert len(calls) == 3
+
+
 def test_the_seed_changes_the_numbers(root: Path, tmp_path: Path) -> None:
     first, second = (
         next(iter(run_units(uci.units(settings(root, seed=s, n_splits=1)), tmp_path / "units").values()))
@@ -164,6 +186,9 @@ def test_evaluation_is_in_units_of_the_raw_target() -> None:
     moments = mp.convert(raw, inputs[:2], "accurate")(inputs)
     normal = torch.distributions.Normal(moments.mean.squeeze(1), (moments.variance.squeeze(1) + 100).sqrt())
     assert found["accurate"]["nll"] == pytest.approx(-normal.log_prob(y.float()).mean().item(), rel=1e-5)
+    jumping = mp.convert(raw, inputs[:2], "accurate", jumps=16)(inputs)
+    expected = mp.regress(jumping, tau=0.01).nll(y.float()[:, None]).mean().item()
+    assert found["jumps"]["nll"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_constant_features_are_not_divided_by_rounding_errors() -> None:
@@ -175,7 +200,10 @@ def test_constant_features_are_not_divided_by_rounding_errors() -> None:
 
 @pytest.mark.parametrize("seed", [0])
 def test_quick_on_real_data(seed: int, tmp_path: Path) -> None:
-    """Boston and Yacht as they are: the accurate tier's likelihood is that of MC's own two moments."""
+    """Boston and Yacht as they are: the accurate tier's likelihood is that of MC's own two moments.
+
+    With jumps it is that of MC's mixture: on Yacht the two are far apart.
+    """
     if not os.environ.get("MOMENTPROP_DATA"):
         pytest.skip("MOMENTPROP_DATA is not set")
     try:
@@ -188,7 +216,10 @@ def test_quick_on_real_data(seed: int, tmp_path: Path) -> None:
         methods = row["methods"]
         assert methods["MC"]["rmse"]["mean"] < 0.6 * data.target.std().item()
         assert abs(methods["accurate"]["nll"]["mean"] - methods[GAUSSIAN]["nll"]["mean"]) < 0.05
+        assert abs(methods["jumps"]["nll"]["mean"] - methods["MC"]["nll"]["mean"]) < 0.2
         assert abs(row["std"]["accurate"]["ratio_median"] - 1) < 0.05
+    yacht = table["yacht"]["methods"]
+    assert abs(yacht["accurate"]["nll"]["mean"] - yacht["MC"]["nll"]["mean"]) > 0.5
 
 
 def test_the_figure_shows_every_set(root: Path, tmp_path: Path) -> None:

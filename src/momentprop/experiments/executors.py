@@ -118,7 +118,7 @@ def records(units: Sequence[Unit], folder: Path) -> list[dict[str, Any]]:
 
 def unfinished(units: Sequence[Unit], folder: Path) -> list[Unit]:
     """Those of these units, and of those they need, that `run_units` would run."""
-    return [unit for unit in all_units(units) if not Job(unit, Path(folder)).result_file.exists()]
+    return [unit for unit in all_units(units) if Job(unit, Path(folder)).record() is None]
 
 
 def _run(waiting: list[Job], executor: Executor, progress: UnitProgress | None) -> None:

@@ -2,7 +2,7 @@
 
 For every set and split a network with one hidden layer, chosen from a grid of drop probabilities and noise
 levels after Gal & Ghahramani (2016); `uci_set` has the protocol. Tested are the network as it is (NN), MC
-dropout (MC) and both tiers (`paper`, `accurate`).
+dropout (MC), both tiers (`paper`, `accurate`), and the accurate tier with jumps (`jumps`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from momentprop.experiments.uci_evaluation import GAUSSIAN, METHODS
+from momentprop.experiments.uci_evaluation import GAUSSIAN, METHODS, REVISION
 from momentprop.experiments.uci_set import run_set
 from momentprop.experiments.units import Unit, Workspace
 
@@ -75,6 +75,7 @@ def units(settings: Settings) -> list[Unit]:
                 root=settings.root,
             ),
             work=SETS[name],
+            revision=REVISION,
         )
         for name in settings.sets
     ]

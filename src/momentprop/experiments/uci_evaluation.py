@@ -14,9 +14,12 @@ import momentprop as mp
 from momentprop.experiments.timing import best_seconds
 from momentprop.experiments.uci_scaling import Scaling
 
-METHODS = ("NN", "MC", "paper", "accurate")
+JUMPS = "jumps"  # the accurate tier, and the distribution that its largest jumps make
+METHODS = ("NN", "MC", "paper", "accurate", JUMPS)
 GAUSSIAN = "MC as one Gaussian"  # what any method of two moments could reach at best
 TIERS = ("paper", "accurate")
+REVISION = 1  # of what is tested: raised, all tests are run again, and no training
+_N_JUMPS = 16
 _BATCH = 64
 
 Results = dict[str, Any]
@@ -52,6 +55,7 @@ def evaluate(
     x, y = scaling.inputs(features).float(), target.float()
     model = in_raw_units(model, scaling)
     networks = {tier: mp.convert(model, x[:2], tier) for tier in TIERS}
+    networks[JUMPS] = mp.convert(model, x[:2], "accurate", jumps=_N_JUMPS)
     start = time.perf_counter()
     sampled = mp.monte_carlo(networks["paper"], x, n_samples, seed, keep_samples=True)
     seconds = {"MC": time.perf_counter() - start}
@@ -74,9 +78,14 @@ def evaluate(
 
 
 def _in_batches(network: mp.BayesianNetwork, x: Tensor) -> mp.Moments:
-    """The accurate tier holds 32 numbers per weight and row: a batch that the cache holds is faster."""
+    """The accurate tier holds many numbers per weight and row: a batch that the cache holds is faster."""
     parts = [network(rows) for rows in x.split(_BATCH)]
-    return mp.Moments(torch.cat([m.mean for m in parts]), torch.cat([m.variance for m in parts]))
+    mean, variance = torch.cat([m.mean for m in parts]), torch.cat([m.variance for m in parts])
+    found = [m.jumps for m in parts if m.jumps is not None]
+    if not found:
+        return mp.Moments(mean, variance)
+    effects, p = torch.cat([j.effects for j in found], 1), torch.cat([j.probabilities for j in found], 1)
+    return mp.Moments(mean, variance, jumps=mp.Jumps(effects, p))
 
 
 def in_raw_units(model: nn.Sequential, scaling: Scaling) -> nn.Sequential:

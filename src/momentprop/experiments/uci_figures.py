@@ -8,7 +8,7 @@ from typing import Any
 from momentprop import plots
 from momentprop.errors import MissingExtraError
 from momentprop.experiments.published import PAPER
-from momentprop.experiments.uci_evaluation import GAUSSIAN, TIERS
+from momentprop.experiments.uci_evaluation import GAUSSIAN, JUMPS, TIERS
 
 try:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -22,6 +22,7 @@ _LOOK: dict[str, dict[str, Any]] = {
     "NN": {"color": plots.COLORS[0], "marker": "o"},
     "paper": {"color": plots.COLORS[1], "marker": "s"},
     "accurate": {"color": plots.COLORS[2], "marker": "D"},
+    JUMPS: {"color": plots.COLORS[6], "marker": "*", "markersize": 7},
     GAUSSIAN: {"color": plots.COLORS[3], "marker": "|", "markersize": 11, "markeredgewidth": 1.5},
     _PRINTED: {"color": plots.COLORS[4], "marker": "x"},
 }

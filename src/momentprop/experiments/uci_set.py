@@ -19,7 +19,7 @@ from torch import Tensor
 
 from momentprop.data import UciSet, load_uci
 from momentprop.experiments.uci_draws import stream
-from momentprop.experiments.uci_evaluation import TIERS, evaluate
+from momentprop.experiments.uci_evaluation import REVISION, TIERS, evaluate
 from momentprop.experiments.uci_sampling import sample_mixture
 from momentprop.experiments.uci_scaling import Scaling
 from momentprop.experiments.uci_training import BATCH_SIZE, Stack, Task, train
@@ -155,7 +155,7 @@ class _Run:
         tests = []
         for i, (_, rows) in enumerate(self.splits):
             self._report("test", i / len(parts))
-            name = f"test-{i}"
+            name = f"test-{i}-revision-{REVISION}"
             if self.workspace.load(name) is None:
                 rate, tau = self.grid[choices[i]]
                 found = evaluate(

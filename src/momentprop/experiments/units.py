@@ -41,12 +41,15 @@ class Unit:
             dataclasses and containers of them. A `Path` says where something lies and is no setting.
         needs: units whose files this one reads; they finish before it starts.
         work: how long it takes, in any one unit of time for all units of a run; for the remaining time.
+        revision: raised when finished units are to run again, in their old folders: checkpoints stay, and
+            it is up to `run` which of them it takes.
     """
 
     name: str
     run: Callable[[Workspace], dict[str, Any]]
     needs: tuple[Unit, ...] = ()
     work: float = 1.0
+    revision: int = 0
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -133,11 +136,11 @@ class Job:
         return self.folder / "result.json"
 
     def record(self) -> dict[str, Any] | None:
-        """What an earlier run wrote: name, settings, versions, seconds, result."""
+        """What an earlier run of this revision wrote: name, settings, versions, seconds, result."""
         if not self.result_file.exists():
             return None
         record: dict[str, Any] = json.loads(self.result_file.read_text(encoding="utf-8"))
-        return record
+        return record if record.get("revision", 0) == self.unit.revision else None
 
     def perform(self, reporter: Report | None = None) -> None:
         """Run the unit in this process and write its record.
@@ -157,6 +160,7 @@ class Job:
         record = {
             "name": self.unit.name,
             "settings": self.unit.settings,
+            "revision": self.unit.revision,
             "versions": versions(),
             "threads": self.threads,
             "seconds": time.perf_counter() - start,
