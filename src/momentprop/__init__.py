@@ -29,6 +29,7 @@ from momentprop.predictive import ClassPredictive, classify
 from momentprop.registry import rule
 from momentprop.regression import RegressionPredictive, fit_noise, regress
 from momentprop.rules.activation import activation
+from momentprop.validation.validate import validate
 from momentprop.version import __version__
 
 __all__ = [
@@ -66,5 +67,6 @@ __all__ = [
     "regress",
     "rule",
     "save",
+    "validate",
     "with_dropout",
 ]

@@ -111,12 +111,12 @@ def monte_carlo(
     args, kwargs = split_inputs(inputs)
     leaves = traced.signature.flatten(args, kwargs)
     sampler = _sampler(traced, tuple(is_moments(leaf) for leaf in leaves), compile)
-    state = [_lookup(model, name, traced.constants) for name in traced.state]
+    state = [lookup(model, name, traced.constants) for name in traced.state]
     with torch.no_grad():
         run = sampler.start(state, leaves)
         limit = run.samples_at_once(_WORKING_SET)
         at_once = 1 if sampler.has_other_noise else min(samples_at_once or limit, n_samples)
-        collectors = [_Collector(n_samples, keep_samples) for r in sampler.is_random if r]
+        collectors = [Collector(n_samples, keep_samples) for r in sampler.is_random if r]
         with run.seeded(seed) as draw:
             for count in _chunks(n_samples, at_once, progress):
                 for collector, output in zip(collectors, draw(count), strict=True):
@@ -137,7 +137,7 @@ def _sampler(traced: Trace, uncertain: tuple[bool, ...], compile: bool) -> Sampl
     return samplers[uncertain, compile]
 
 
-class _Collector:
+class Collector:
     """Streams the first four moments of samples that arrive in batches."""
 
     def __init__(self, n_samples: int, keep: bool | None) -> None:
@@ -205,7 +205,7 @@ def _certain(value: Any, n_samples: int) -> Any:
     )
 
 
-def _lookup(model: nn.Module, name: str, constants: dict[str, Tensor]) -> Tensor:
+def lookup(model: nn.Module, name: str, constants: dict[str, Tensor]) -> Tensor:
     try:
         found: Any = functools.reduce(getattr, name.split("."), model)
         return found

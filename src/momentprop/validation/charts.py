@@ -1,0 +1,116 @@
+"""The charts of the page as plain data: series of x and y, names and axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from momentprop.validation.findings import MC, PLAIN, Findings
+from momentprop.validation.layers import LayerRow
+
+_COLOURS = {PLAIN: 0, MC: 1, "paper": 2, "fast": 3, "accurate": 4, "saved": 5}
+_GRID = [i / 100 for i in range(101)]
+
+Chart = dict[str, Any]
+
+
+def charts(report: Findings) -> dict[str, Chart]:
+    """Every chart there are numbers for, by the name of its place in the page."""
+    found = {
+        "convergence": _convergence(report),
+        "std": _scatter(report),
+        "reliability": _curves(
+            report, "reliability", "confidence", "accuracy", "confidence", "accuracy", diagonal=True
+        ),
+        "selective": _curves(
+            report, "selective", "coverage", "accuracy", "share of inputs answered", "accuracy among them"
+        ),
+        "coverage": _curves(report, "coverage", "level", "covered", "promised", "covered", diagonal=True),
+        "roc": _roc(report),
+    }
+    for tier, rows in report.layers.items():
+        found[f"layers-{tier}"] = _depth(rows)
+    return {name: chart for name, chart in found.items() if chart["series"]}
+
+
+def _convergence(report: Findings) -> Chart:
+    sizes = sorted(report.convergence)
+    series = []
+    if sizes:
+        values = [_positive(report.convergence[s]) for s in sizes]
+        series.append(_line("MC dropout, T samples", sizes, values, MC))
+        for tier in report.worths:
+            kl = _positive(report.figures[tier].get("kl"))
+            series.append(_line(tier, sizes, [kl] * len(sizes), tier) | {"dash": True})
+    return {
+        "x": "samples of MC dropout",
+        "y": "divergence from all samples",
+        "log": True,
+        "shared": True,
+        "series": series,
+    }
+
+
+def _scatter(report: Findings) -> Chart:
+    if MC not in report.scatter:
+        return {"series": []}
+    order = sorted(range(len(report.scatter[MC])), key=lambda i: report.scatter[MC][i])
+    x = [report.scatter[MC][i] for i in order]
+    series = [
+        _line(tier, x, [values[i] for i in order], tier) | {"dots": True}
+        for tier, values in report.scatter.items()
+        if tier != MC
+    ]
+    series.append(_line("equal", x, x, PLAIN) | {"dash": True})
+    return {"x": "std of MC dropout", "y": "std of the tier", "shared": True, "series": series}
+
+
+def _curves(
+    report: Findings, name: str, x: str, y: str, x_label: str, y_label: str, diagonal: bool = False
+) -> Chart:
+    series = [
+        _line(method, curves[name][x], curves[name][y], method)
+        for method, curves in report.curves.items()
+        if name in curves
+    ]
+    if series and diagonal:
+        series.append(_line("ideal", [0.0, 1.0], [0.0, 1.0], PLAIN) | {"dash": True})
+    return {"x": x_label, "y": y_label, "series": series}
+
+
+def _roc(report: Findings) -> Chart:
+    """At one grid of false positive rates for all."""
+    series = []
+    for method, curves in report.curves.items():
+        if "roc" in curves:
+            points = list(zip(curves["roc"]["false"], curves["roc"]["true"], strict=True))
+            reached = [max(t for f, t in points if f <= x) for x in _GRID]
+            series.append(_line(method, _GRID, reached, method))
+    if series:
+        series.append(_line("chance", _GRID, _GRID, PLAIN) | {"dash": True})
+    return {"x": "known inputs flagged", "y": "novel inputs found", "shared": True, "series": series}
+
+
+def _depth(rows: list[LayerRow]) -> Chart:
+    x = [row.depth for row in rows]
+    return {
+        "x": "depth",
+        "whole": True,
+        "y": "ratio; shift in std",
+        "shared": True,
+        "names": [f"{row.module or '(model)'}  {row.operator}" for row in rows],
+        "series": [
+            {"name": "std / MC std", "x": x, "y": [row.std_ratio for row in rows], "colour": 4},
+            {"name": "std correlation", "x": x, "y": [row.std_correlation for row in rows], "colour": 3},
+            {"name": "mean shift", "x": x, "y": [row.mean_shift for row in rows], "colour": 1},
+        ],
+    }
+
+
+def _line(name: str, x: list[Any], y: list[Any], method: str) -> dict[str, Any]:
+    return {"name": name, "x": x, "y": y, "colour": _COLOURS.get(method, 5)}
+
+
+def _positive(value: Any) -> float | None:
+    """For a logarithmic axis."""
+    number = float(value) if isinstance(value, (int, float)) else 0.0
+    return number if 0 < number < float("inf") else None

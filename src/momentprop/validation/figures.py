@@ -1,0 +1,168 @@
+"""The figures of one method beside MC dropout, and beside the targets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from momentprop.decisions import selective_curve
+from momentprop.estimates import Estimate, mean_estimate
+from momentprop.metrics import accuracy, auroc, brier, coverage, crps_gaussian, ece, nll, reliability, rmse
+from momentprop.moments import Moments
+from momentprop.montecarlo import SampledMoments
+from momentprop.regression import RegressionPredictive, fit_noise, regress
+from momentprop.validation.equivalence import correlation, entropy
+from momentprop.validation.sampling import Sampled
+from momentprop.validation.tiers import Predicted
+
+LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+"""Of the intervals whose coverage is measured."""
+
+_RESAMPLES = 200
+_WORST = 20
+_POINTS = 200  # of a curve
+
+Figures = dict[str, float | Estimate | None]
+
+
+@dataclass(frozen=True)
+class OutputRow:
+    """One output (or element of the outputs), over all inputs."""
+
+    output: int
+    std_ratio: float
+    std_correlation: float
+    mean_shift: float
+
+
+def moment_figures(ours: Predicted | Sampled, mc: Sampled) -> Figures:
+    """Medians over all inputs and outputs that vary; the ratio with its 5th and 95th percentile."""
+    varies = mc.variance > 0
+    true, own = mc.variance[varies].sqrt(), ours.variance[varies].sqrt()
+    ratio = own / true
+    low, median, high = ratio.quantile(torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
+    return {
+        "std_ratio": median,
+        "std_ratio_p05": low,
+        "std_ratio_p95": high,
+        "std_correlation": related(own, true),
+        "mean_shift": ((ours.mean - mc.mean)[varies].abs() / true).median().item(),
+    }
+
+
+def worst_outputs(ours: Predicted, mc: Sampled) -> list[OutputRow]:
+    """Output by output, the one whose std is furthest off first."""
+    rows = []
+    for k in range(mc.mean.shape[1]):
+        varies = mc.variance[:, k] > 0
+        if not bool(varies.any()):
+            continue
+        true, own = mc.variance[varies, k].sqrt(), ours.variance[varies, k].sqrt()
+        shift = ((ours.mean[varies, k] - mc.mean[varies, k]).abs() / true).median().item()
+        rows.append(OutputRow(k, (own / true).median().item(), related(own, true) or math.nan, shift))
+    rows.sort(key=lambda r: -(abs(math.log(r.std_ratio)) if r.std_ratio > 0 else math.inf))
+    return rows[:_WORST]
+
+
+def related(a: Tensor, b: Tensor) -> float | None:
+    """Pearson's correlation, where it is defined."""
+    if a.numel() < 3 or a.std() <= 1e-9 * a.abs().mean() or b.std() <= 1e-9 * b.abs().mean():
+        return None
+    return correlation(a, b)
+
+
+def class_figures(probs: Tensor, truth: Tensor, targets: Tensor | None) -> Figures:
+    """Of probabilities [n, positions, K], beside MC dropout's and beside classes [n, positions]."""
+    figures: Figures = {"entropy_correlation": related(entropy(probs), entropy(truth))}
+    if targets is None:
+        return figures
+    p, y = _as_metrics(probs, targets)
+    return figures | {
+        "accuracy": accuracy(p, y),
+        "nll": nll(p.clamp_min(1e-300) / p.sum(1, keepdim=True), y),
+        "brier": brier(p, y),
+        "ece": ece(p, y, n_resamples=_RESAMPLES),
+        "selective_area": _selective(probs, targets).area,
+    }
+
+
+def class_curves(probs: Tensor, targets: Tensor) -> dict[str, Any]:
+    """Reliability and selective prediction."""
+    p, y = _as_metrics(probs, targets)
+    sure, right, count = reliability(p, y, 10)
+    filled = count > 0
+    curve = _selective(probs, targets)
+    kept = _thinned(len(curve.coverage))
+    return {
+        "reliability": {
+            "confidence": sure[filled].tolist(),
+            "accuracy": right[filled].tolist(),
+            "count": count[filled].tolist(),
+        },
+        "selective": {"coverage": curve.coverage[kept].tolist(), "accuracy": curve.accuracy[kept].tolist()},
+    }
+
+
+def predictive_of(ours: Predicted | Sampled, rows: Tensor) -> Any:
+    """What `regress` takes: samples where there are some, a plain output where nothing varies."""
+    mean, variance = ours.mean[rows], ours.variance[rows]
+    samples = ours.samples if isinstance(ours, Sampled) else None
+    if samples is not None:
+        kept = samples[:, rows].double()
+        return SampledMoments(mean, variance, n_samples=len(kept), kept=kept)
+    return Moments(mean, variance) if bool((variance > 0).any()) else mean
+
+
+def regression_figures(ours: Predicted | Sampled, targets: Tensor) -> tuple[Figures, dict[str, Any]]:
+    """Noise is fitted on every second input, and everything measured on the others."""
+    numbers = torch.arange(len(targets))
+    fitted, judged = (numbers[::2], numbers[1::2]) if len(numbers) > 1 else (numbers, numbers)
+    y = targets.double()
+    noise = fit_noise(predictive_of(ours, fitted), y[fitted])
+    found: RegressionPredictive = regress(predictive_of(ours, judged), noise_variance=noise)
+    y = y[judged]
+    covered = [coverage(*found.interval(level), y) for level in LEVELS]
+    figures: Figures = {
+        "rmse": rmse(found.mean, y, n_resamples=_RESAMPLES),
+        "nll": mean_estimate(found.nll(y), 0.95),
+        "crps": crps_gaussian(found.mean, found.std, y),
+        "coverage_90": covered[LEVELS.index(0.9)],
+        "noise_std": noise.sqrt().item(),
+    }
+    return figures, {"coverage": {"level": list(LEVELS), "covered": [c.value for c in covered]}}
+
+
+def novelty(ours: Predicted | Sampled) -> Tensor:
+    """One score per input, higher for novel ones: entropy, or the mean std where there are no classes."""
+    if ours.probs is not None:
+        return entropy(ours.probs).mean(1)
+    return ours.variance.sqrt().mean(1)
+
+
+def novelty_figures(known: Tensor, novel: Tensor) -> tuple[Figures, dict[str, Any]]:
+    """AUROC, and the curve."""
+    figures: Figures = {"ood_auroc": auroc(known, novel)}
+    thresholds = torch.cat([known, novel]).unique().flip(0)
+    thresholds = thresholds[_thinned(len(thresholds))]
+    false = [0.0, *[(known >= t).double().mean().item() for t in thresholds]]
+    true = [0.0, *[(novel >= t).double().mean().item() for t in thresholds]]
+    return figures, {"roc": {"false": false, "true": true}}
+
+
+def _selective(probs: Tensor, targets: Tensor) -> Any:
+    return selective_curve(entropy(probs).flatten(), (probs.argmax(-1) == targets).flatten())
+
+
+def _as_metrics(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """[n, K, positions] and [n, positions], as in F.cross_entropy."""
+    if probs.shape[1] == 1:
+        return probs[:, 0], targets[:, 0].long()
+    return probs.mT, targets.long()
+
+
+def _thinned(count: int) -> Tensor:
+    return torch.linspace(0, count - 1, min(count, _POINTS), dtype=torch.float64).round().long()

@@ -1,0 +1,146 @@
+"""What to validate on: batches of a loader as one set of inputs and targets, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from momentprop.errors import InputError
+
+TASKS = ("classification", "regression", "moments")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Positional inputs of the model, each [n, ...], and targets [n, ...] if there are any."""
+
+    tensors: tuple[Tensor, ...]
+    targets: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def first(self, count: int) -> Inputs:
+        return Inputs(
+            tuple([t[:count] for t in self.tensors]), None if self.targets is None else self.targets[:count]
+        )
+
+    def batches(self, size: int) -> Iterator[tuple[Tensor, ...]]:
+        yield from zip(*(t.split(size) for t in self.tensors), strict=True)
+
+
+def collect(loader: Iterable[Any], most: int, targets: bool, what: str = "loader") -> Inputs:
+    """The first `most` inputs. A batch is a tensor, or a tuple whose last member is the target."""
+    if isinstance(loader, (Tensor, str, bytes, dict)) or not isinstance(loader, Iterable):
+        raise InputError(
+            f"{what} must give batches, such as a DataLoader or a list of (x, y), "
+            f"not be a {type(loader).__name__}"
+        )
+    parts: list[tuple[tuple[Tensor, ...], Tensor | None]] = []
+    count = 0
+    for number, batch in enumerate(loader):
+        given, target = _split(batch, targets, f"batch {number} of {what}")
+        _check_lengths(given, target, f"batch {number} of {what}")
+        if parts:
+            _check_alike(parts[0], (given, target), number, what)
+        parts.append((given, target))
+        count += len(given[0])
+        if count >= most:
+            break
+    if count == 0:
+        raise InputError(f"{what} is empty: it gave no inputs")
+    tensors = tuple([torch.cat(list(column))[:most] for column in zip(*(g for g, _ in parts), strict=True)])
+    for i, tensor in enumerate(tensors):
+        _check_finite(tensor, f"input {i}" if len(tensors) > 1 else "the inputs", what)
+    joined = None
+    if targets:
+        joined = torch.cat([t for _, t in parts if t is not None])[:most]
+        _check_finite(joined, "the targets", what)
+    return Inputs(tensors, joined)
+
+
+def task_of(targets: Tensor | None, task: str | None) -> str:
+    """Integers are classes, other numbers a regression; without targets only moments are compared."""
+    if task is not None and task not in TASKS:
+        raise ValueError(f"task must be one of {', '.join(TASKS)}, not {task!r}")
+    if targets is None:
+        return task or "moments"
+    found = task or ("regression" if targets.is_floating_point() else "classification")
+    if found == "classification" and targets.is_floating_point():
+        raise InputError(f"targets of a classification must be integers, not {targets.dtype}")
+    return found
+
+
+def check_targets(targets: Tensor | None, task: str, output: Tensor, kind: str) -> None:
+    """Whether the targets fit outputs [n, K, ...]; `kind` is binary, multilabel or multiclass."""
+    if targets is None or task == "moments":
+        return
+    if task == "regression":
+        if targets.shape != output.shape and targets.numel() != output.numel():
+            raise InputError(
+                f"targets have shape {list(targets.shape)}, and the outputs {list(output.shape)}; "
+                "a regression needs one target per output"
+            )
+        return
+    shape = output.shape if kind == "multilabel" else output.select(1, 0).shape if output.dim() > 1 else None
+    expected = output.shape if shape is None else shape
+    if targets.shape != expected and targets.numel() != expected.numel():
+        raise InputError(
+            f"targets have shape {list(targets.shape)}; outputs {list(output.shape)} need class indices "
+            f"{list(expected)}"
+        )
+    n_classes = output.shape[1] if kind == "multiclass" else 2
+    low, high = int(targets.min()), int(targets.max())
+    if low < 0 or high >= n_classes:
+        raise InputError(
+            f"labels must be within 0..{n_classes - 1}, as the network has {n_classes} classes; "
+            f"they reach from {low} to {high}"
+        )
+
+
+def _split(batch: Any, targets: bool, where: str) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    members = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    target: Tensor | None = None
+    if targets:
+        if len(members) < 2:
+            raise InputError(f"{where} has no target; give (x, y), or validate(..., targets=False)")
+        *first, target = members
+        members = tuple(first[0]) if len(first) == 1 and isinstance(first[0], (tuple, list)) else tuple(first)
+    wrong = next((m for m in (*members, *([target] if targets else [])) if not isinstance(m, Tensor)), None)
+    if wrong is not None or not members:
+        raise InputError(f"{where} must hold tensors, not {type(wrong).__name__}")
+    return members, target
+
+
+def _check_lengths(given: tuple[Tensor, ...], target: Tensor | None, where: str) -> None:
+    tensors = [*given, *([] if target is None else [target])]
+    if any(t.dim() == 0 for t in tensors):
+        raise InputError(f"{where} holds a tensor without a batch dimension")
+    if len({len(t) for t in tensors}) > 1:
+        sizes = " and ".join(str(len(t)) for t in tensors)
+        raise InputError(f"{where} holds tensors of different lengths: {sizes}")
+
+
+def _check_alike(first: Any, other: Any, number: int, what: str) -> None:
+    def shapes(part: Any) -> list[tuple[Any, ...]]:
+        given, target = part
+        return [(tuple(t.shape[1:]), t.dtype) for t in (*given, *([] if target is None else [target]))]
+
+    if shapes(first) != shapes(other):
+        raise InputError(
+            f"batch {number} of {what} has other shapes than the first: "
+            f"{[list(s) for s, _ in shapes(other)]}, not {[list(s) for s, _ in shapes(first)]}"
+        )
+
+
+def _check_finite(tensor: Tensor, name: str, what: str) -> None:
+    if not tensor.is_floating_point():
+        return
+    wrong = ~tensor.isfinite()
+    if wrong.any():
+        rows = int(wrong.flatten(1).any(1).sum()) if tensor.dim() > 1 else int(wrong.sum())
+        raise InputError(f"{name} of {what} hold NaN or infinite values, in {rows} of {len(tensor)} rows")

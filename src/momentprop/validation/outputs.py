@@ -1,0 +1,100 @@
+"""Outputs of any shape as rows: what is compared, in one layout for samples, moments and targets.
+
+Classes are [n, K, positions], other outputs [n, elements]. Of very many positions or elements evenly spaced
+ones are taken, the same for all methods.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from momentprop.errors import InputError
+from momentprop.moments import Moments, is_moments
+
+_MOST_POSITIONS = 64
+_MOST_ELEMENTS = 1024
+
+Head = tuple[str, int | None] | None  # what made an output of logits, and the dimension of classes
+
+
+def one_output(outputs: Any, index: int) -> Any:
+    """One of the tensors (or Moments) that a model returns, by its position."""
+    leaves = [v for v in pytree.tree_leaves(outputs, is_leaf=is_moments) if isinstance(v, (Tensor, Moments))]
+    if not 0 <= index < len(leaves):
+        raise InputError(f"output={index} does not exist: the model returns {len(leaves)} tensor(s)")
+    return leaves[index]
+
+
+def evenly(count: int, most: int) -> Tensor:
+    """Indices of at most so many of `count` elements.
+
+    >>> evenly(10, 4).tolist()
+    [0, 3, 6, 9]
+    """
+    if count <= most:
+        return torch.arange(count)
+    return torch.linspace(0, count - 1, most, dtype=torch.float64).round().long()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How outputs become rows."""
+
+    task: str
+    kind: str  # multiclass, binary or multilabel
+    head: Head
+    shape: tuple[int, ...]  # of one input's outputs
+
+    @staticmethod
+    def of(output: Tensor, task: str, head: Head) -> Layout:
+        if not output.is_floating_point():
+            raise InputError(f"the output must be floating-point numbers, not {output.dtype}")
+        single = output.dim() == 1 or output.shape[1] == 1
+        kind = "binary" if single else "multiclass"
+        if head is not None and head[0] == "sigmoid" and not single:
+            kind = "multilabel"
+        return Layout(task, kind, head, tuple(output.shape[1:]))
+
+    @property
+    def class_dim(self) -> int:
+        """Of classes, in a tensor [n, ...]."""
+        dim = self.head[1] if self.head is not None else None
+        return 1 if dim is None else dim % (len(self.shape) + 1)
+
+    @property
+    def is_classes(self) -> bool:
+        return self.task == "classification"
+
+    def values(self, output: Tensor) -> Tensor:
+        """[..., n, *shape] -> [..., n, elements]: the outputs as they are, for their moments."""
+        flat = output.flatten(-len(self.shape)) if self.shape else output.unsqueeze(-1)
+        return flat[..., evenly(flat.shape[-1], _MOST_ELEMENTS)]
+
+    def probabilities(self, output: Tensor) -> Tensor:
+        """[..., n, *shape] of samples or of a plain network -> probabilities [..., n, positions, K]."""
+        name = None if self.head is None else self.head[0]
+        if self.kind == "multiclass":
+            lead = output.dim() - len(self.shape) - 1
+            moved = output.movedim(lead + self.class_dim, -1).double()
+            moved = moved.flatten(lead + 1, -2) if len(self.shape) > 1 else moved.unsqueeze(-2)
+            moved = moved[..., evenly(moved.shape[-2], _MOST_POSITIONS), :]
+            return moved if name == "softmax" else moved.exp() if name == "log_softmax" else moved.softmax(-1)
+        flat = (output.flatten(-len(self.shape)) if self.shape else output.unsqueeze(-1)).double()
+        flat = flat[..., evenly(flat.shape[-1], _MOST_POSITIONS)]
+        one = flat if name == "sigmoid" else flat.sigmoid()
+        return torch.stack([1 - one, one], -1)
+
+    def of_predictive(self, values: Tensor) -> Tensor:
+        """[n, K, ...] of a ClassPredictive -> [n, positions, K]."""
+        flat = values.double().flatten(2).mT if values.dim() > 2 else values.double().unsqueeze(1)
+        return flat[:, evenly(flat.shape[1], _MOST_POSITIONS)]
+
+    def target_rows(self, targets: Tensor) -> Tensor:
+        """Classes [n, positions]; values [n, elements]."""
+        flat = targets.reshape(len(targets), -1)
+        return flat[:, evenly(flat.shape[1], _MOST_POSITIONS if self.is_classes else _MOST_ELEMENTS)]

@@ -1,0 +1,226 @@
+"""MC dropout over all inputs, streamed: moments, probabilities, and how fast they converge.
+
+Inputs come in batches, and the samples of a batch in chunks, of which only sums are kept. The error of MC
+dropout with T samples is measured on disjoint blocks of T samples, each against all the other samples: so
+nothing is sampled twice, and no sample is compared with itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from momentprop.errors import InputError
+from momentprop.montecarlo import Collector, lookup
+from momentprop.sampler import Run, Sampler
+from momentprop.trace import Trace
+from momentprop.validation.equivalence import MOST_BLOCKS, SIZES, Classes, Gaussian, Predictive, entropy
+from momentprop.validation.inputs import Inputs
+from momentprop.validation.outputs import Head, Layout
+
+Progress = Callable[[int, int], None]
+
+_WORKING_SET = 2**20  # elements of the largest activation: as in montecarlo.py
+_BLOCK_SUMS = 2**21  # elements of the sums kept for one size of blocks
+_KEPT = 2**23  # elements of samples kept, for mixtures
+_LEAST = 20  # samples that make a report of an interrupted first batch
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What MC dropout gives, as rows (outputs.py)."""
+
+    n_samples: int
+    mean: Tensor  # [n, elements]
+    variance: Tensor
+    mean_error: Tensor
+    variance_error: Tensor
+    divergence: dict[int, Tensor]  # size -> [n], of that many samples from all
+    probs: Tensor | None = None  # [n, positions, K]
+    mutual_information: Tensor | None = None
+    samples: Tensor | None = None  # [some, n, elements]
+    interrupted: bool = False
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    @property
+    def curve(self) -> dict[int, float]:
+        """Size of blocks -> mean divergence."""
+        return {size: values.mean().item() for size, values in self.divergence.items()}
+
+
+def kind_of(layout: Layout) -> Predictive:
+    return Classes() if layout.is_classes else Gaussian()
+
+
+def output_of(traced: Trace, output: int) -> tuple[int, Head]:
+    """The position of the output-th tensor among what the graph returns, and its softmax, if any."""
+    returned: Any = next(reversed(traced.graph.nodes)).args[0]
+    tensors = [
+        i for i, v in enumerate(returned) if isinstance(v, fx.Node) and isinstance(v.meta.get("val"), Tensor)
+    ]
+    if not 0 <= output < len(tensors):
+        raise InputError(f"output={output} does not exist: the model returns {len(tensors)} tensor(s)")
+    return tensors[output], traced.heads.get(tensors[output])
+
+
+def sample(
+    model: nn.Module,
+    traced: Trace,
+    inputs: Inputs,
+    layout: Layout,
+    n_samples: int,
+    seed: int,
+    *,
+    output: int = 0,
+    batch: int = 50,
+    progress: Progress | None = None,
+) -> Sampled:
+    """All inputs; after Ctrl-C, those that are done."""
+    sampler = Sampler(traced, (False,) * len(traced.input_nodes))
+    position, _ = output_of(traced, output)
+    if not sampler.is_random[position]:
+        raise InputError(f"no dropout reaches output {output} of the model: there is nothing to compare")
+    place = sum(sampler.is_random[:position])
+    state = [lookup(model, name, traced.constants) for name in traced.state]
+    done: list[Sampled] = []
+    total, before = len(inputs) * n_samples, 0
+    for number, given in enumerate(inputs.batches(batch)):
+        leaves = traced.signature.flatten(given, {})
+        stream = _Stream(layout, n_samples)
+        try:
+            with torch.no_grad():
+                run = sampler.start(state, leaves)
+                for chunk in _chunks(run, n_samples, seed * 65_537 + number):
+                    stream.add(chunk[place])
+                    if progress is not None:
+                        progress(before + stream.count * len(given[0]), total)
+        except KeyboardInterrupt:
+            if not done and stream.count < _LEAST:
+                raise
+            return _joined(done or [stream.result()], interrupted=True)
+        done.append(stream.result())
+        before += n_samples * len(given[0])
+    return _joined(done)
+
+
+def _chunks(run: Run, n_samples: int, seed: int) -> Any:
+    """Samples of every random output, [count, ...] each."""
+    limit = 1 if run.sampler.has_other_noise else run.samples_at_once(_WORKING_SET)
+    with run.seeded(seed) as draw:
+        left = n_samples
+        while left:
+            count = min(limit, left)
+            yield draw(count)
+            left -= count
+
+
+class _Stream:
+    """The samples of one batch of inputs."""
+
+    def __init__(self, layout: Layout, n_samples: int) -> None:
+        self.layout, self.n_samples = layout, n_samples
+        self.kind = kind_of(layout)
+        self.count = 0
+        self.moments = Collector(n_samples, keep=False)
+        self.sizes = [s for s in SIZES if self.kind.smallest <= s <= n_samples // 2]
+        self.blocks: dict[int, Tensor] = {}
+        self.kept: list[Tensor] = []
+
+    def add(self, samples: Tensor) -> None:
+        values = self.layout.values(samples)
+        self.moments.add(values)
+        if self.layout.is_classes:
+            numbers = self.layout.probabilities(samples)
+            doubt = entropy(numbers).sum(0)
+        else:
+            if self.count == 0:
+                self.shift = values[0].double()  # or squares of large values cancel
+            centred = values.double() - self.shift
+            numbers = torch.stack([centred, centred * centred], -1)
+            doubt = torch.zeros(())
+            if sum(len(k) for k in self.kept) * values[0].numel() < _KEPT:
+                self.kept.append(values.float())
+        if self.count == 0:
+            self.total, self.doubt = torch.zeros_like(numbers[0]), torch.zeros_like(doubt)
+            for size in self.sizes:
+                most = min(MOST_BLOCKS, self.n_samples // size, _BLOCK_SUMS // max(1, numbers[0].numel()))
+                self.blocks[size] = numbers.new_zeros(max(2, most), *numbers.shape[1:])
+        self.total += numbers.sum(0)
+        self.doubt += doubt
+        places = torch.arange(self.count, self.count + len(samples))
+        for size, sums in self.blocks.items():
+            block = places // size
+            if int(block[0]) < len(sums):
+                wanted = block < len(sums)
+                sums.index_add_(0, block[wanted], numbers[wanted])
+        self.count += len(samples)
+
+    def result(self) -> Sampled:
+        found = self.moments.result()
+        assert found.mean_error is not None
+        assert found.variance_error is not None
+        probs = information = None
+        if self.layout.is_classes:
+            probs = self.total / self.count
+            information = (entropy(probs) - self.doubt / self.count).clamp_min(0)
+        return Sampled(
+            n_samples=self.count,
+            mean=found.mean.double(),
+            variance=found.variance.double(),
+            mean_error=found.mean_error.double(),
+            variance_error=found.variance_error.double(),
+            divergence=self._divergence(),
+            probs=probs,
+            mutual_information=information,
+            samples=torch.cat(self.kept) if self.kept else None,
+        )
+
+    def _divergence(self) -> dict[int, Tensor]:
+        """Of blocks from all other samples, [n] for every size."""
+        found = {}
+        for size, sums in self.blocks.items():
+            full = min(len(sums), self.count // size)
+            rest = self.count - size
+            if full == 0 or rest < size:
+                continue
+            own = self._predictive(sums[:full], size)
+            kl = self.kind.kl(self._predictive(self.total - sums[:full], rest), own)
+            kl = kl.mean(0) if kl.dim() == 2 else kl.mean((0, 2))
+            # to first order the two errors add, 1/size + 1/rest; ours are taken against all samples
+            found[size] = kl * (1 / size + 1 / self.count) / (1 / size + 1 / rest)
+        return found
+
+    def _predictive(self, sums: Tensor, count: int) -> Tensor:
+        if self.layout.is_classes:
+            return sums / count
+        mean, square = (sums / count).unbind(-1)
+        variance = (square - mean * mean).clamp_min(0) * (count / max(1, count - 1))
+        return torch.stack([mean + self.shift, variance], -1)
+
+
+def _joined(parts: list[Sampled], interrupted: bool = False) -> Sampled:
+    def together(name: str, dim: int = 0) -> Any:
+        found = [v for part in parts if (v := getattr(part, name)) is not None]
+        return torch.cat(found, dim) if found else None
+
+    sizes = parts[0].divergence
+    kept = [p.samples for p in parts if p.samples is not None]
+    least = min((len(k) for k in kept), default=0)
+    return Sampled(
+        n_samples=parts[0].n_samples,
+        mean=together("mean"),
+        variance=together("variance"),
+        mean_error=together("mean_error"),
+        variance_error=together("variance_error"),
+        divergence={size: torch.cat([p.divergence[size] for p in parts]) for size in sizes},
+        probs=together("probs"),
+        mutual_information=together("mutual_information"),
+        samples=torch.cat([k[:least] for k in kept], 1) if kept else None,
+        interrupted=interrupted,
+    )
