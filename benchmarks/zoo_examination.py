@@ -25,7 +25,7 @@ import momentprop as mp
 from momentprop.moments import is_moments
 from momentprop.structure import flatten_output, split_inputs
 
-__all__ = ["CHOSEN", "ZOO", "examine", "warm_up"]
+__all__ = ["CHOSEN", "ZOO", "examine", "load", "warm_up"]
 
 FEW = 64  # outputs per sample, up to which `auto` sweeps back
 CHOSEN = 12  # outputs of networks with more, for which the accurate tier is asked too

@@ -8,6 +8,8 @@ import typer
 
 from momentprop.cli.data import data
 from momentprop.cli.demo import demo
+from momentprop.cli.export import export
+from momentprop.cli.inspect import inspect
 from momentprop.cli.ops import ops
 from momentprop.cli.reproduce import reproduce
 from momentprop.cli.results import results
@@ -15,6 +17,8 @@ from momentprop.version import __version__
 
 app = typer.Typer(name="momentprop", no_args_is_help=True, add_completion=False)
 app.command()(demo)
+app.command()(export)
+app.command()(inspect)
 app.command()(ops)
 app.command()(reproduce)
 app.command()(results)

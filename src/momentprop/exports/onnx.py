@@ -17,8 +17,8 @@ from torch import nn
 from momentprop.errors import ArchiveError, ExportError, MissingExtraError
 from momentprop.exports.archive import describe, written
 from momentprop.exports.heads import head_of
-from momentprop.exports.interface import BATCH
 from momentprop.exports.metadata import Metadata
+from momentprop.exports.onnx_names import name_values
 from momentprop.exports.program import Program, program_of, quiet
 from momentprop.exports.verification import verify_onnx
 
@@ -107,9 +107,6 @@ def read_onnx_metadata(path: str | os.PathLike[str]) -> Metadata:
 
 def _translated(program: Program, opset: int) -> Any:
     """The program in ONNX, as onnx_ir has it, named and without what only its maker could use."""
-    inputs = [port.name for port in program.call.ports]
-    outputs = [port.name for port in program.outputs]
-    clash = set(inputs) & set(outputs)
     try:
         with quiet(), _silent():
             made = torch.onnx.export(
@@ -118,8 +115,6 @@ def _translated(program: Program, opset: int) -> Any:
                 external_data=False,
                 verbose=False,
                 opset_version=opset,
-                input_names=[f"{name}_input" if name in clash else name for name in inputs],
-                output_names=outputs,
             )
     except Exception as error:
         raise ExportError(f"the network cannot be written as ONNX: {_reason(error)}") from error
@@ -129,21 +124,9 @@ def _translated(program: Program, opset: int) -> Any:
         for node in graph:
             node.metadata_props.clear()
             node.doc_string = None
-    for value in (*model.graph.inputs, *model.graph.outputs):
-        value.metadata_props.clear()
-    _name_batch(model, program)
+    name_values(model, program)
     model.producer_name = "momentprop"
     return model
-
-
-def _name_batch(model: Any, program: Program) -> None:
-    """Free sizes are called `batch`, whatever symbol the tracer chose."""
-    import onnx_ir
-
-    ports = [*program.call.ports, *program.outputs]
-    for value, port in zip((*model.graph.inputs, *model.graph.outputs), ports, strict=True):
-        sizes = [BATCH if n == BATCH else n for n in port.shape]
-        value.shape = onnx_ir.Shape(sizes)
 
 
 def _save(model: Any, path: Path) -> None:

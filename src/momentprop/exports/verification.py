@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from momentprop.errors import DisagreementError
+from momentprop.errors import DisagreementError, ExportError
+from momentprop.exports.onnx_names import input_names
 from momentprop.exports.program import Program, example_tensors
 
 TOLERANCE = 1e-5  # of the largest value of an output
@@ -40,13 +41,15 @@ def verify_onnx(path: Path, network: nn.Module, program: Program) -> dict[str, f
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
-    session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of its own kinds
+        raise ExportError(f"ONNX Runtime does not load the file: {error}") from error
     names = [value.name for value in session.get_inputs()]
 
     def run(tensors: Sequence[Tensor]) -> list[Tensor]:
         # inputs that no output depends on are not in the file
-        known = {port.name: t for port, t in zip(program.call.ports, tensors, strict=True)}
-        known |= {f"{name}_input": t for name, t in known.items()}
+        known = dict(zip(input_names(program), tensors, strict=True))
         values = session.run(None, {name: known[name].cpu().numpy() for name in names})
         return [torch.as_tensor(value) for value in values]
 

@@ -1,0 +1,51 @@
+"""Names in an ONNX graph: inputs and outputs as documented, and nothing else that is called like them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from momentprop.exports.program import Program
+
+
+def input_names(program: Program) -> list[str]:
+    """As in the model's forward; with `_input` behind a name that an output has."""
+    taken = {port.name for port in program.outputs}
+    return [f"{p.name}_input" if p.name in taken else p.name for p in program.call.ports]
+
+
+def name_values(model: Any, program: Program) -> None:
+    """Name the values of an onnx_ir model, and call free sizes `batch`, whatever symbol the tracer chose."""
+    import onnx_ir
+
+    graph = model.graph
+    inputs, outputs = input_names(program), [port.name for port in program.outputs]
+    for i, node in enumerate(graph):
+        node.name = f"n{i}"
+        for j, value in enumerate(node.outputs):
+            value.name = f"v{i}_{j}"
+    for name in list(graph.initializers):
+        if name in inputs or name in outputs:
+            value = graph.initializers.pop(name)
+            value.name = f"{name}_constant"
+            graph.initializers[value.name] = value
+    _make_outputs_distinct(graph)
+    values = [*graph.inputs, *graph.outputs]
+    shapes = [port.shape for port in (*program.call.ports, *program.outputs)]
+    for value, name, shape in zip(values, [*inputs, *outputs], shapes, strict=True):
+        value.name = name
+        value.shape = onnx_ir.Shape(list(shape))
+        value.metadata_props.clear()
+
+
+def _make_outputs_distinct(graph: Any) -> None:
+    """An output that is an input, a constant or another output gets a node of its own."""
+    import onnx_ir
+
+    seen: set[int] = set()
+    for i, value in enumerate(graph.outputs):
+        if value.producer() is None or id(value) in seen:
+            copy = onnx_ir.node("Identity", [value])
+            copy.outputs[0].type = value.type
+            graph.append(copy)
+            graph.outputs[i] = copy.outputs[0]
+        seen.add(id(graph.outputs[i]))

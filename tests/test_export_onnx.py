@@ -1,0 +1,222 @@
+"""mp.export_onnx: ONNX Runtime gives what PyTorch gives, under the documented names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import momentprop as mp
+from momentprop.exports import verification
+from small import mlp
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="comes with the extra onnx")
+pytest.importorskip("onnxscript", reason="comes with the extra onnx")
+
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def tiny_cnn() -> nn.Sequential:
+    layers = (nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3), nn.Flatten(), nn.Linear(27, 3))
+    return nn.Sequential(*layers)
+
+
+def run(path: Path, *inputs: Tensor) -> dict[str, Tensor]:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    fed = {value.name: x.numpy() for value, x in zip(session.get_inputs(), inputs, strict=True)}
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, map(torch.as_tensor, session.run(None, fed)), strict=True))
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("fidelity", ["paper", "fast", "accurate"])
+def test_moments(fidelity: str, tmp_path: Path) -> None:
+    bnn = mp.convert(tiny_cnn(), torch.randn(2, 1, 8, 8), fidelity)
+    metadata = mp.export_onnx(bnn, tmp_path / "model.onnx", note="a note")
+    assert max(metadata.options["errors"].values()) < 1e-5
+    assert metadata.options["opset"] == 20
+    x = torch.randn(5, 1, 8, 8)
+    found, wanted = run(tmp_path / "model.onnx", x), bnn(x)
+    names = ["mean", "variance", "covariance"] if fidelity == "accurate" else ["mean", "variance"]
+    assert list(found) == names
+    for name in names:
+        close(found[name], getattr(wanted, name))
+    again = mp.inspect(tmp_path / "model.onnx")
+    assert again == metadata
+    assert again.note == "a note"
+    assert again.inputs[0].shape == ("batch", 1, 8, 8)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3])
+def test_finished_classification(classes: int, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, classes))
+    bnn = mp.convert(model, X)
+    mp.export_onnx(bnn, tmp_path / "model.onnx", "classification")
+    x = torch.randn(40, 4)
+    found, wanted = run(tmp_path / "model.onnx", x), mp.classify(bnn(x))
+    assert list(found) == ["probs", "entropy", "mutual_information"]
+    close(found["probs"], wanted.probs)
+    close(found["entropy"], wanted.entropy)
+    atol = 1e-5 * float(wanted.entropy.max())
+    torch.testing.assert_close(found["mutual_information"], wanted.mutual_information, rtol=0, atol=atol)
+
+
+def test_finished_classification_behind_the_networks_own_softmax(tmp_path: Path) -> None:
+    """The file computes from the logits, as mp.classify does; closed formulas have no mutual information."""
+    bnn = mp.convert(nn.Sequential(mlp(), nn.Softmax(-1)), X)
+    mp.export_onnx(bnn, tmp_path / "model.onnx", "classification", method="probit")
+    found = run(tmp_path / "model.onnx", X)
+    assert list(found) == ["probs", "entropy"]
+    close(found["probs"], mp.classify(bnn(X), "probit").probs)
+
+
+def test_finished_regression(tmp_path: Path) -> None:
+    bnn = mp.convert(mlp(), X)
+    options: dict[str, Any] = {"noise_variance": 0.2}
+    metadata = mp.export_onnx(bnn, tmp_path / "model.onnx", "regression", level=0.9, **options)
+    assert metadata.options["level"] == 0.9
+    found, wanted = run(tmp_path / "model.onnx", X), mp.regress(bnn(X), **options)
+    assert list(found) == ["mean", "std", "lower", "upper"]
+    low, high = wanted.interval(0.9)
+    for name, value in (("mean", wanted.mean), ("std", wanted.std), ("lower", low), ("upper", high)):
+        close(found[name], value)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.dropout = nn.Embedding(11, 6), nn.Dropout(0.2)
+        self.lstm, self.head = nn.LSTM(6, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.lstm(self.dropout(self.embed(tokens)))[0][:, -1])
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.1, batch_first=True, norm_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x).mean(1))
+
+
+@pytest.mark.parametrize("fidelity", ["fast", "accurate"])
+@pytest.mark.parametrize(
+    ("build", "example"),
+    [(Recurrent, torch.arange(4).reshape(2, 2)), (Attention, torch.ones(2, 3, 8))],
+    ids=["lstm", "attention"],
+)
+def test_recurrent_networks_and_attention(
+    build: type[nn.Module], example: Tensor, fidelity: str, tmp_path: Path
+) -> None:
+    """Checked by the export itself; the batch is free there too."""
+    bnn = mp.convert(build().eval(), example, fidelity)
+    metadata = mp.export_onnx(bnn, tmp_path / "model.onnx")
+    assert max(metadata.options["errors"].values()) < 1e-5
+    x = example.repeat(3, *[1] * (example.dim() - 1))[:5]
+    found = run(tmp_path / "model.onnx", x)
+    close(found["variance"], bnn(x).variance)
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, x: Tensor, mean: Tensor) -> dict[str, Tensor]:
+        noisy = self.body(x)
+        return {"logits": noisy + mean, "same": noisy + mean, "given": x, "mean": noisy.mean(1)}
+
+
+def test_several_outputs_and_names_that_clash(tmp_path: Path) -> None:
+    bnn = mp.convert(Two(), (X, X[:, :3]))
+    mp.export_onnx(bnn, tmp_path / "all.onnx")
+    found = run(tmp_path / "all.onnx", X, X[:, :3])
+    assert list(found)[:3] == ["logits_mean", "logits_variance", "logits_covariance"]
+    wanted = bnn(X, X[:, :3])
+    for name in ("logits", "same", "given", "mean"):
+        close(found[f"{name}_mean"], wanted[name].mean)
+        close(found[f"{name}_variance"], wanted[name].variance)
+    mp.export_onnx(bnn, tmp_path / "one.onnx", select="logits", verify=False)
+    one = run(tmp_path / "one.onnx", X, X[:, :3])
+    assert list(one) == ["mean", "variance", "covariance"]
+    close(one["mean"], found["logits_mean"])
+    with pytest.raises(mp.ExportError, match="select="):
+        mp.export_onnx(bnn, tmp_path / "no.onnx", "classification")
+    with pytest.raises(mp.ExportError, match="no output 'other'"):
+        mp.export_onnx(bnn, tmp_path / "no.onnx", select="other")
+
+
+def test_uncertain_inputs_are_two(tmp_path: Path) -> None:
+    bnn = mp.convert(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), mp.Moments(X, 0.1))
+    mp.export_onnx(bnn, tmp_path / "model.onnx")
+    found = run(tmp_path / "model.onnx", X, torch.full_like(X, 0.3))
+    close(found["variance"], bnn(mp.Moments(X, 0.3)).variance)
+
+
+def test_a_saved_network_can_be_exported(tmp_path: Path) -> None:
+    bnn = mp.convert(mlp(), X)
+    mp.save(bnn, tmp_path / "model.pt2", note="from a file")
+    metadata = mp.export_onnx(mp.load(tmp_path / "model.pt2"), tmp_path / "model.onnx")
+    assert (metadata.note, metadata.fidelity) == ("from a file", "accurate")
+    close(run(tmp_path / "model.onnx", X)["covariance"], bnn(X).covariance)
+
+
+def test_a_mismatch_raises_with_figures_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "TOLERANCE", 1e-12)
+    with pytest.raises(mp.DisagreementError, match=r"variance, batch 1, .*: off by \d\.\de-\d\d of its"):
+        mp.export_onnx(mp.convert(mlp(), X), tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_comparison_sees_errors() -> None:
+    """Of 2e-5 of the largest value, of shape, and numbers lost; what overflows in PyTorch is not compared."""
+    wanted = torch.tensor([1.0, -4.0, float("inf")])
+    assert verification._error(wanted.clone(), wanted, wanted) == 0
+    off = verification._error(wanted + torch.tensor([8e-5, 0, 0]), wanted, wanted)
+    assert off == pytest.approx(2e-5, rel=1e-2)
+    assert verification._error(torch.tensor([1.0, float("nan"), 0.0]), wanted, wanted) == float("inf")
+    assert verification._error(wanted[:2], wanted, wanted) == float("inf")
+    assert verification._error(torch.tensor([1, 2]), torch.tensor([1, 3]), torch.tensor([1, 3])) == 1
+
+
+def test_small_files_without_paths(tmp_path: Path) -> None:
+    """Squared weights are computed in the graph, and nothing of this machine is in it."""
+    model = nn.Sequential(
+        nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.3), nn.Linear(256, 256), nn.Linear(256, 3)
+    )
+    mp.export_onnx(mp.convert(model, torch.zeros(2, 64), "fast"), tmp_path / "model.onnx", verify=False)
+    size = sum(p.numel() for p in model.parameters()) * 4
+    content = (tmp_path / "model.onnx").read_bytes()
+    assert len(content) < 2 * size
+    assert str(Path(mp.__file__).parent).encode() not in content
+
+
+def test_errors(tmp_path: Path) -> None:
+    bnn = mp.convert(mlp(), X)
+    with pytest.raises(ValueError, match="outputs must be one of"):
+        mp.export_onnx(bnn, tmp_path / "model.onnx", "other")
+    with pytest.raises(ValueError, match="at least 18"):
+        mp.export_onnx(bnn, tmp_path / "model.onnx", opset=11)
+    with pytest.raises(ValueError, match="takes no options"):
+        mp.export_onnx(bnn, tmp_path / "model.onnx", level=0.9)
+    (tmp_path / "bad.onnx").write_bytes(b"hello")
+    with pytest.raises(mp.ArchiveError, match="damaged"):
+        mp.inspect(tmp_path / "bad.onnx")
