@@ -22,7 +22,7 @@ from momentprop.exports.onnx_names import name_values
 from momentprop.exports.program import Program, program_of, quiet
 from momentprop.exports.verification import verify_onnx
 
-OPSET = 20  # the newest that onnxruntime 1.17 and later, and onnxruntime-web, run
+OPSET = 20  # of ONNX 1.15, which is of 2023
 _OLDEST = 18  # what torch's exporter writes
 _KEY = "momentprop"  # of the description among the file's properties
 
