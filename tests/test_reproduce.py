@@ -114,11 +114,11 @@ def test_ctrl_c_ends_with_status_130_and_the_rest_resumes(tmp_path: Path) -> Non
     command = [sys.executable, "-c", "from momentprop.cli import main; main()"]
     command += ["reproduce", "toy", "--out", str(tmp_path), "--workers", "1"]
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300  # a busy machine takes its time
     while not list(tmp_path.glob("units/toy-*/progress.json")) and time.monotonic() < until:
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 130, stderr
     assert "Interrupted." in stderr
     assert "Traceback" not in stderr
