@@ -23,13 +23,13 @@ from typing import Any
 
 import torch
 from architectures_training import DENSE, RECIPES, Trained, load
-from fidelity_measures import correlation
 from images import CACHE, ROOT
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 import momentprop as mp
+from momentprop.validation.equivalence import correlation
 
 TIERS = ("paper", "fast", "accurate")
 BAR = (0.93, 1.07)  # of the accurate tier's std ratio, at the median

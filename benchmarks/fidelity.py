@@ -24,7 +24,6 @@ import torch
 from fidelity_bars import check_network, check_pareto
 from fidelity_evaluation import SIZES, evaluate
 from fidelity_figure import draw
-from fidelity_measures import POINTS, SOBOL_SEED, Samples
 from fidelity_networks import NETWORKS, QUICK, Case, load_case
 from fidelity_pareto import pareto
 from fidelity_samples import SEEDS, load_samples, missing_work
@@ -33,6 +32,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 import momentprop as mp
+from momentprop.validation.equivalence import POINTS, SOBOL_SEED, Samples
 
 PARETO_NETWORK = "pool_after_each"
 COLUMNS = (TextColumn("{task.description}"), BarColumn(), "{task.percentage:.0f} %", TimeRemainingColumn())

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from fidelity_measures import (
+from fidelity_networks import Case
+from torch import Tensor, nn
+
+import momentprop as mp
+from momentprop.validation.equivalence import (
     Classes,
     Gaussian,
     Predictive,
@@ -14,10 +18,6 @@ from fidelity_measures import (
     entropy,
     equivalent_samples,
 )
-from fidelity_networks import Case
-from torch import Tensor, nn
-
-import momentprop as mp
 
 TIERS = ("paper", "fast", "accurate")
 PLAIN, OWN_SOFTMAX, LIMIT = "plain", "paper, its own softmax", "Gaussian with MC's own mean and covariance"

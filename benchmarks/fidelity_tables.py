@@ -7,9 +7,10 @@ from itertools import chain, repeat
 from typing import Any
 
 from fidelity_evaluation import LIMIT
-from fidelity_measures import Samples
 from rich.console import Console
 from rich.table import Table
+
+from momentprop.validation.equivalence import Samples
 
 SHORT = {LIMIT: "Gaussian, MC's moments"}
 

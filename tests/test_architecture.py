@@ -101,7 +101,6 @@ ORDER = [
     "exports.archive",
     "exports.aoti",
     "exports.onnx_names",
-    "exports.onnx_names",
     "exports.verification",
     "exports.onnx",
     "exports.inspection",

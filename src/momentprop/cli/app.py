@@ -13,6 +13,7 @@ from momentprop.cli.inspect import inspect
 from momentprop.cli.ops import ops
 from momentprop.cli.reproduce import reproduce
 from momentprop.cli.results import results
+from momentprop.cli.validate import validate
 from momentprop.version import __version__
 
 app = typer.Typer(name="momentprop", no_args_is_help=True, add_completion=False)
@@ -22,6 +23,7 @@ app.command()(inspect)
 app.command()(ops)
 app.command()(reproduce)
 app.command()(results)
+app.command()(validate)
 app.add_typer(data)
 
 

@@ -50,6 +50,7 @@ def moment_figures(ours: Predicted | Sampled, mc: Sampled) -> Figures:
         "std_ratio_p05": low,
         "std_ratio_p95": high,
         "std_correlation": related(own, true),
+        "std_correlation_limit": _limit(true, mc.variance_error[varies]),
         "mean_shift": ((ours.mean - mc.mean)[varies].abs() / true).median().item(),
     }
 
@@ -73,6 +74,13 @@ def related(a: Tensor, b: Tensor) -> float | None:
     if a.numel() < 3 or a.std() <= 1e-9 * a.abs().mean() or b.std() <= 1e-9 * b.abs().mean():
         return None
     return correlation(a, b)
+
+
+def _limit(std: Tensor, variance_error: Tensor) -> float:
+    """The correlation that exact stds would have with sampled ones, by the error of the latter."""
+    error = (variance_error / (2 * std)).square().mean()
+    spread = std.var() if std.numel() > 1 else error
+    return max(0.0, 1 - (error / spread).item()) ** 0.5 if spread > 0 else 0.0
 
 
 def class_figures(probs: Tensor, truth: Tensor, targets: Tensor | None) -> Figures:

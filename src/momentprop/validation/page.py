@@ -193,8 +193,10 @@ def _method(report: Findings) -> str:
         for name, t in GRADES.items()
     ]
     header = ["grade", "worth in MC samples", "std / MC std", "std correlation", "mean shift / std"]
-    body = "<p>A tier has the first of these grades all of whose limits it reaches.</p>" + _table(
-        header, rows
+    body = (
+        "<p>A tier has the first of these grades all of whose limits it reaches. "
+        "Limits allow for the error of sampling: stds of few samples scatter, and so do means.</p>"
+        + _table(header, rows)
     )
     body += (
         f"<p>MC dropout: {report.n_samples:,} samples for every input, seed {report.seed}. Its error with T "

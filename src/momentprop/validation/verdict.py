@@ -31,7 +31,8 @@ class Thresholds:
         if not 1 / self.std_ratio <= ratio <= self.std_ratio:
             found.append(f"its std is {ratio:.2f} times that of MC dropout")
         related = _number(figures, "std_correlation")
-        if related < self.std_correlation:
+        # sampled stds scatter themselves: nothing correlates better with them than their limit
+        if related < self.std_correlation * _number(figures, "std_correlation_limit"):
             found.append(f"its std correlates with {related:.2f}, below {self.std_correlation:g}")
         shift = _number(figures, "mean_shift")
         if shift > self.mean_shift + noise:
@@ -128,5 +129,5 @@ def _amount(worth: Samples) -> str:
 def _number(figures: Figures, name: str) -> float:
     value = figures.get(name)
     if value is None:  # not defined on these inputs: no reason against
-        return {"std_ratio": 1.0, "std_correlation": 1.0}.get(name, 0.0)
+        return {"std_ratio": 1.0, "std_correlation": 1.0, "std_correlation_limit": 1.0}.get(name, 0.0)
     return value if isinstance(value, (int, float)) else value.value

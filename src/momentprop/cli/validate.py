@@ -1,0 +1,185 @@
+"""momentprop validate: does it agree with MC dropout on this model and this data?"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from momentprop.cli.models import ModelError, build_model, is_saved
+from momentprop.errors import MomentpropError
+from momentprop.validation.report import Report
+
+
+def validate(
+    model: Annotated[
+        str, typer.Argument(help="package.module:factory, or a .pt2 file that mp.save wrote with --original.")
+    ],
+    data: Annotated[Path, typer.Option(help=".npz (x, y), .parquet (x, y), or a folder of class folders.")],
+    weights: Annotated[
+        Path | None, typer.Option(help="Safetensors, or a state_dict that torch.load reads.")
+    ] = None,
+    original: Annotated[
+        str | None,
+        typer.Option(help="For a .pt2 file: package.module:factory of the network it was made of."),
+    ] = None,
+    ood: Annotated[Path | None, typer.Option(help="Novel inputs, in the same forms.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the page here, report.html.")] = None,
+    as_json: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
+    samples: Annotated[int, typer.Option(help="Of MC dropout, for every input.")] = 1000,
+    inputs: Annotated[int, typer.Option(help="At most so many, the first ones.")] = 500,
+    task: Annotated[
+        str | None, typer.Option(help="classification, regression or moments. Default: from y.")
+    ] = None,
+    tier: Annotated[list[str] | None, typer.Option(help="paper, fast, accurate. Default: all.")] = None,
+    layers: Annotated[bool, typer.Option(help="Compare node by node too.")] = True,
+    output: Annotated[int, typer.Option(help="Which of several output tensors.")] = 0,
+    unsupported: Annotated[
+        str, typer.Option(help="Operators without a rule: error, linearize or sample.")
+    ] = "error",
+    seed: Annotated[int, typer.Option(help="Fixes the masks.")] = 0,
+    require_teq: Annotated[
+        float | None,
+        typer.Option(help="Status 1 unless the recommended tier is worth so many MC samples."),
+    ] = None,
+) -> None:
+    """Compare every tier with MC dropout on your model and data. Ctrl-C: a report of what is done so far."""
+    errors = Console(stderr=True, soft_wrap=True)
+    try:
+        if require_teq is not None and require_teq > samples / 2:
+            raise ValueError(
+                f"--require-teq {require_teq:g} cannot be shown with {samples} samples: give at least "
+                f"--samples {2 * require_teq:g}"
+            )
+        report = _report(
+            model,
+            data,
+            weights,
+            original,
+            ood,
+            samples,
+            inputs,
+            task,
+            tier,
+            layers,
+            output,
+            unsupported,
+            seed,
+        )
+        if out is not None:
+            report.save_html(out)
+        if as_json is not None:
+            as_json.write_text(json.dumps(report.to_dict(), indent=1, allow_nan=False), encoding="utf-8")
+    except KeyboardInterrupt:
+        errors.print("[red]momentprop validate was interrupted[/red] before there was anything to report")
+        raise typer.Exit(130) from None
+    except (MomentpropError, OSError, ValueError, TypeError) as error:
+        errors.print(f"[red]momentprop validate failed:[/red] {escape(str(error))}")
+        raise typer.Exit(2) from None
+    show(report)
+    for path in (out, as_json):
+        if path is not None:
+            errors.print(f"wrote {escape(str(path))}")
+    if require_teq is not None and not report.t_eq().is_at_least(require_teq):
+        errors.print(f"[red]worth {report.t_eq()} MC samples, below the required {require_teq:g}[/red]")
+        raise typer.Exit(1)
+
+
+def _report(
+    model: str,
+    data: Path,
+    weights: Path | None,
+    original: str | None,
+    ood: Path | None,
+    samples: int,
+    inputs: int,
+    task: str | None,
+    tiers: list[str] | None,
+    layers: bool,
+    output: int,
+    unsupported: str,
+    seed: int,
+) -> Report:
+    from momentprop.cli.datasets import read_batches
+    from momentprop.exports.archive import load
+    from momentprop.validation.validate import validate as run
+
+    saved = None
+    name = model
+    if is_saved(model):
+        if original is None:
+            raise ModelError(
+                f"{model} holds the converted network, whose dropouts are gone: name the network it was made "
+                "of with --original package.module:factory, to be sampled"
+            )
+        saved, model = load(model), original
+    built = build_model(model, weights)
+    batches, has_targets = read_batches(data, inputs, task != "moments")
+    novel = None if ood is None else read_batches(ood, inputs, False)[0]
+    if task in ("classification", "regression") and not has_targets:
+        raise ValueError(f"{data} has no targets y, which --task {task} is about")
+    with _progress() as tell, warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        report = run(
+            built,
+            batches,
+            samples,
+            novel,
+            has_targets,
+            task=task,
+            n_inputs=inputs,
+            tiers=tiers or None,
+            saved=saved,
+            output=output,
+            layers=layers,
+            unsupported=unsupported,
+            seed=seed,
+            name=name,
+            progress=tell,
+        )
+    for text in dict.fromkeys(str(note.message) for note in notes):
+        Console(stderr=True).print(text, markup=False)
+    return report
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr, with the time that remains."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        tasks: dict[str, Any] = {}
+
+        def tell(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                for other in tasks.values():
+                    bar.remove_task(other)
+                tasks.clear()
+                tasks[stage] = bar.add_task(stage, total=total)
+            bar.update(tasks[stage], completed=done, total=total if total > 1 else None)
+
+        yield tell
+
+
+def show(report: Report) -> None:
+    """The summary on stdout."""
+    console = Console()
+    console.print(report.heading, markup=False, style="bold")
+    for title, header, rows in report.tables():
+        table = Table(title=title, title_justify="left", padding=(0, 0))
+        for i, column in enumerate(header):
+            table.add_column(escape(column), justify="left" if i == 0 else "right")
+        for row in rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
+    for remark in report.remarks:
+        console.print(remark, markup=False)
+    console.print(str(report.verdict), markup=False, style="bold", highlight=False)

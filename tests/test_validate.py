@@ -1,0 +1,253 @@
+"""mp.validate: figures against independent computations, bad input, partial reports."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import momentprop as mp
+from momentprop.convert import BayesianNetwork
+from momentprop.validation import latency
+from momentprop.validation.equivalence import Classes, Samples, equivalent_samples
+from momentprop.validation.inputs import Inputs
+from momentprop.validation.layers import layer_rows, propagated_nodes, sampled_nodes
+from momentprop.validation.outputs import Layout
+from momentprop.validation.sampling import sample
+from momentprop.validation.tiers import convert_tiers
+from momentprop.validation.verdict import GOOD, POOR, judge
+
+
+@pytest.fixture(autouse=True)
+def _short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency, "_SECONDS", 0.0)
+
+
+def classifier() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 20),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Linear(20, 12),
+        nn.Tanh(),
+        nn.Dropout(0.2),
+        nn.Linear(12, 3),
+    ).eval()
+
+
+def batches(n: int = 24) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(n, 6, generator=generator)
+    y = torch.randint(3, (n,), generator=generator)
+    return list(zip(x.split(10), y.split(10), strict=True))
+
+
+def test_a_classifier() -> None:
+    model = classifier()
+    model.train()
+    novel = [3 * torch.randn(15, 6)]
+    report = mp.validate(model, batches(), 100, novel)
+    assert model.training  # left as it was
+    assert (report.task, report.n_inputs, report.n_samples, report.n_ood) == ("classification", 24, 100, 15)
+    assert list(report.figures) == ["plain", "MC dropout", "paper", "fast", "accurate"]
+    for figures in report.figures.values():
+        assert {"accuracy", "nll", "brier", "ece", "ood_auroc"} <= figures.keys()
+    assert report.figures["accurate"]["std_ratio"] == pytest.approx(1, abs=0.15)
+    assert report.figures["plain"]["std_ratio"] == 0
+    assert set(report.worths) == {"paper", "fast", "accurate"}
+    assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["n_inputs"] == 24
+    assert "Agreement with MC dropout" in str(report)
+    assert str(report.verdict) in str(report)
+
+
+def test_a_regression() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1))
+    x = torch.randn(30, 6)
+    report = mp.validate(model, [(x, x.sum(1, keepdim=True))], 60, layers=False)
+    assert report.task == "regression"
+    for method in report.figures:
+        assert report.curves[method]["coverage"]["level"][0] == 0.5
+        assert {"nll", "rmse", "crps", "coverage_90"} <= report.figures[method].keys()
+
+
+def test_moments_alone() -> None:
+    report = mp.validate(
+        classifier(), [x for x, _ in batches()], 40, targets=False, tiers=["fast"], layers=False
+    )
+    assert (report.task, list(report.worths)) == ("moments", ["fast"])
+
+
+def test_streamed_sampling_agrees_with_monte_carlo() -> None:
+    """Other masks, the same distribution."""
+    model = classifier()
+    x = batches()[0][0]
+    made = convert_tiers(model, Inputs((x,)), ["fast"], "error")
+    found = sample(
+        model, made.trace, Inputs((x,)), Layout("classification", "multiclass", None, (3,)), 4000, 5
+    )
+    mc = mp.monte_carlo(model, x, n_samples=4000, seed=77)
+    error = (mc.mean_error.double() ** 2 + found.mean_error**2).sqrt()
+    assert bool(((found.mean - mc.mean).abs() < 5 * error).all())
+    error = (mc.variance_error.double() ** 2 + found.variance_error**2).sqrt()
+    assert bool(((found.variance - mc.variance).abs() < 5 * error).all())
+    assert found.probs is not None
+    torch.testing.assert_close(found.probs[:, 0].float(), mp.classify(mc).probs, atol=0.01, rtol=0)
+
+
+def test_samples_are_worth_what_they_are() -> None:
+    """MC dropout with 20 samples, taken for a tier, is worth about 20 samples."""
+    model = classifier()
+    x = torch.cat([x for x, _ in batches(60)])
+    made = convert_tiers(model, Inputs((x,)), ["fast"], "error")
+    found = sample(
+        model, made.trace, Inputs((x,)), Layout("classification", "multiclass", None, (3,)), 2000, 0
+    )
+    assert found.probs is not None
+    worths = []
+    for seed in range(1, 6):
+        few = mp.classify(mp.monte_carlo(model, x, n_samples=20, seed=seed)).probs.double()
+        worths.append(
+            equivalent_samples(Classes().kl(found.probs[:, 0], few).mean().item(), found.curve).value
+        )
+    assert sum(worths) / 5 == pytest.approx(20, rel=0.25)
+
+
+def test_layers_agree_with_forward_hooks() -> None:
+    """Node by node against the modules themselves, in training mode with torch's own dropout."""
+    model = classifier()
+    x = batches()[0][0][:4]
+    network = mp.convert(model, x, "paper")
+    assert isinstance(network, BayesianNetwork)
+    count = 4000
+    sampled = sampled_nodes(network, Inputs((x,)), count, 3)
+    ours = propagated_nodes(network, Inputs((x,)))
+    rows = layer_rows(network, sampled, ours)
+    seen: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        if name:
+            module.register_forward_hook(lambda m, a, out, name=name: seen.__setitem__(name, out.detach()))
+    torch.manual_seed(0)
+    model.train()
+    with torch.no_grad():
+        model(x.repeat(count, 1))  # every copy has a mask of its own
+    assert [row.module for row in rows] == ["2", "3", "4", "5", "6"]
+    for row in rows:
+        values = seen[row.module].reshape(count, 4, -1).double()
+        mc = sampled[row.node]
+        assert mc.mean_error is not None
+        assert bool(((values.mean(0) - mc.mean).abs() <= 6 * math.sqrt(2) * mc.mean_error + 1e-6).all())
+        ratio = (ours[row.node].variance.sum() / values.var(0).sum()).sqrt().item()
+        assert row.std_ratio == pytest.approx(ratio, abs=0.04)
+    exact = {row.module: row for row in rows}
+    assert exact["2"].std_ratio == pytest.approx(1, abs=0.03)
+    assert exact["3"].std_ratio == pytest.approx(1, abs=0.03)  # dropout and linear are exact
+
+
+@pytest.mark.parametrize("tier", ["paper", "fast", "accurate"])
+def test_every_tier_has_layers(tier: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.Dropout(0.3),
+        nn.Conv2d(4, 4, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16, 2),
+    )
+    report = mp.validate(model, [torch.randn(6, 1, 8, 8)], 200, targets=False, tiers=[tier])
+    rows = report.layers[tier]
+    assert rows[-1].module == "6"
+    assert rows[0].std_ratio == pytest.approx(1, abs=0.1)
+    assert all(math.isfinite(row.error) for row in rows)
+    last = report.figures[tier]["std_ratio"]
+    assert isinstance(last, float)
+    assert rows[-1].std_ratio == pytest.approx(last, abs=0.25)
+
+
+def test_interrupted_sampling_gives_a_partial_report() -> None:
+    def stop(stage: str, done: int, total: int) -> None:
+        if stage == "sampling" and done > 0.8 * total:
+            raise KeyboardInterrupt
+
+    report = mp.validate(classifier(), batches(120), 40, layers=False, progress=stop)
+    assert report.partial
+    assert report.n_inputs == 50  # the first batch of inputs
+    assert "PARTIAL" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        ([], "empty"),
+        ([(torch.randn(4, 6), torch.randint(3, (3,)))], "different lengths"),
+        ([(torch.randn(4, 6), torch.tensor([0, 1, 2, 3]))], "labels must be within 0..2"),
+        ([(torch.full((4, 6), math.nan), torch.randint(3, (4,)))], "NaN"),
+        ([torch.randn(4, 6)], "no target"),
+        ([(torch.randn(4, 6), torch.randn(4, 2))], "one target per output"),
+        (torch.randn(4, 6), "must give batches"),
+    ],
+)
+def test_bad_input(loader: Any, message: str) -> None:
+    with pytest.raises(mp.InputError, match=message):
+        mp.validate(classifier(), loader, 20)
+
+
+def test_what_cannot_be_converted_is_named() -> None:
+    class Sorted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.linalg.det(x.unflatten(1, (2, 3)) @ x.unflatten(1, (2, 3)).mT)
+
+    with pytest.raises(mp.MissingRuleError, match="det"):
+        mp.validate(nn.Sequential(nn.Dropout(0.5), Sorted()), [torch.randn(4, 6)], 20, targets=False)
+
+
+def test_verdicts_follow_the_thresholds() -> None:
+    good = {"std_ratio": 1.02, "std_correlation": 0.99, "mean_shift": 0.02}
+    bad = {"std_ratio": 0.4, "std_correlation": 0.5, "mean_shift": 0.9}
+    found = judge(
+        {"fast": Samples(8), "accurate": Samples(200, ">")}, {"fast": bad, "accurate": good}, {}, {}, 1000
+    )
+    assert (found.recommendation, found.grades) == ("accurate", {"fast": POOR, "accurate": GOOD})
+    cheap = judge(
+        {"fast": Samples(190), "accurate": Samples(200)},
+        {"fast": good, "accurate": good},
+        {"fast": 2.0, "accurate": 7.0},
+        {},
+        1000,
+    )
+    assert cheap.recommendation == "fast"
+    none = judge({"fast": Samples(8)}, {"fast": bad}, {}, {}, 1000)
+    assert none.recommendation == "mc"
+    assert "Use MC dropout here." in str(none)
+
+
+def test_names_are_escaped(tmp_path: Path) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module("<script>alert(1)</script>", nn.Linear(6, 8))
+            self.drop = nn.Dropout(0.3)
+            self.add_module("</script><b>", nn.Linear(8, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for module in self.children():
+                x = module(x)
+            return x
+
+    report = mp.validate(Named(), [torch.randn(8, 6)], 40, targets=False, name="<img src=x onerror=alert(1)>")
+    text = report.save_html(tmp_path / "report.html").read_text()
+    assert "<script>alert" not in text
+    assert "<b>" not in text.split("<main>")[1].split('id="data"')[1]
+    assert "<img src=x" not in text
+    assert "&lt;img src=x" in text
+    assert len(text) < 5_000_000
+    for outside in ("http://", "https://"):  # but for the address in the library's own comment
+        assert text.count(outside) <= 1

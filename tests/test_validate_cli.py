@@ -1,0 +1,147 @@
+"""momentprop validate: files, statuses, messages."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from momentprop.cli.app import app
+from momentprop.validation import latency
+
+MODEL = """
+import torch
+from torch import nn
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
+
+def without_dropout():
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(latency, "_SECONDS", 0.0)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "validated_model", raising=False)
+    (tmp_path / "validated_model.py").write_text(MODEL)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(20, 3, 2, 2)).astype(np.float32), rng.integers(3, size=20)
+    np.savez(tmp_path / "val.npz", x=x, y=y)
+    np.savez(tmp_path / "labels.npz", x=x, y=y + 1)
+    np.savez(tmp_path / "lengths.npz", x=x, y=y[:5])
+    np.savez(tmp_path / "nan.npz", x=np.where(x > 2, np.nan, x), y=y)
+    np.savez(tmp_path / "empty.npz", x=x[:0], y=y[:0])
+    np.savez(tmp_path / "shape.npz", x=x[:, :2], y=y)
+    np.savez(tmp_path / "objects.npz", x=np.array([{"a": 1}], dtype=object))
+    return tmp_path
+
+
+def run(*args: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["validate", *args])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_a_page_and_figures(folder: Path) -> None:
+    torch.save(__import__("validated_model").build().state_dict(), folder / "weights.pt")
+    arguments = ["--weights", "weights.pt", "--data", "val.npz", "--ood", "val.npz", "--samples", "40"]
+    status, said = run("validated_model:build", *arguments, "--out", "report.html", "--json", "report.json")
+    assert status == 0, said
+    assert "Agreement with MC dropout" in said
+    assert (folder / "report.html").stat().st_size < 5_000_000
+    assert json.loads((folder / "report.json").read_text())["n_ood"] == 20
+
+
+def test_a_required_worth(folder: Path) -> None:
+    arguments = ["validated_model:build", "--data", "val.npz", "--samples", "40", "--no-layers"]
+    assert run(*arguments, "--require-teq", "2")[0] == 0
+    status, said = run(*arguments, "--tier", "paper", "--require-teq", "21")
+    assert status == 2  # cannot be shown with so few samples
+    assert "--samples 42" in said
+
+
+def test_below_the_required_worth(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from momentprop.validation import validate
+    from momentprop.validation.equivalence import Samples
+
+    monkeypatch.setattr(validate, "equivalent_samples", lambda kl, curve: Samples(3.0))
+    arguments = ["validated_model:build", "--data", "val.npz", "--samples", "40", "--no-layers"]
+    status, said = run(*arguments, "--require-teq", "10")
+    assert status == 1
+    assert "below the required 10" in said
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "message"),
+    [
+        ("validated_model:build", "labels.npz", "labels must be within 0..2"),
+        ("validated_model:build", "lengths.npz", "x has 20 rows, and y 5"),
+        ("validated_model:build", "nan.npz", "NaN"),
+        ("validated_model:build", "empty.npz", "empty"),
+        ("validated_model:build", "shape.npz", "8"),
+        ("validated_model:build", "objects.npz", "Python objects"),
+        ("validated_model:build", "nothing.npz", "does not exist"),
+        ("validated_model:without_dropout", "val.npz", "no active dropout"),
+        ("validated_model:nothing", "val.npz", "nothing"),
+        ("saved.pt2", "val.npz", "--original"),
+    ],
+)
+def test_bad_input_has_status_2(folder: Path, model: str, data: str, message: str) -> None:
+    status, said = run(model, "--data", data, "--samples", "20")
+    assert status == 2, said
+    assert message in said
+
+
+def test_a_saved_network_beside_its_original(folder: Path) -> None:
+    import momentprop as mp
+
+    model = __import__("validated_model").build().eval()
+    mp.save(mp.convert(model, torch.zeros(2, 3, 2, 2), "accurate"), folder / "saved.pt2")
+    status, said = run(
+        "saved.pt2",
+        "--original",
+        "validated_model:build",
+        "--data",
+        "val.npz",
+        "--samples",
+        "40",
+        "--no-layers",
+    )
+    assert status == 0, said
+    assert "saved" in said
+
+
+def test_parquet_and_folders(folder: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from PIL import Image
+    from pyarrow import parquet
+
+    from momentprop.cli.datasets import read_batches
+
+    with np.load(folder / "val.npz") as arrays:
+        x, y = arrays["x"], arrays["y"]
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(x))
+    parquet.write_table(pa.table({"x": tensors, "y": y}), folder / "val.parquet")
+    (first, labels), *_ = read_batches(folder / "val.parquet", 7)[0]
+    assert first.shape == (7, 3, 2, 2)
+    np.testing.assert_array_equal(first.numpy(), x[:7])
+    np.testing.assert_array_equal(labels.numpy(), y[:7])
+    for name, level in (("cat", 0), ("dog", 255)):
+        (folder / "images" / name).mkdir(parents=True)
+        for i in range(2):
+            Image.new("RGB", (4, 5), (level, 0, 0)).save(folder / "images" / name / f"{i}.png")
+    (pixels, labels), *_ = read_batches(folder / "images", 10)[0]
+    assert pixels.shape == (4, 3, 5, 4)
+    assert labels.tolist() == [0, 1, 0, 1]
+    assert pixels[:, 0].amax((1, 2)).tolist() == [0, 1, 0, 1]
