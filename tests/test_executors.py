@@ -198,6 +198,9 @@ def test_ctrl_c_keeps_finished_units_and_leaves_no_process(
     folder = tmp_path / "units"
     process = command(where, folder)
     pid = pid_of(folder, "long")
+    until = time.monotonic() + 300
+    while not list(folder.glob("short-*/result.json")) and time.monotonic() < until:
+        time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == 130, stderr
