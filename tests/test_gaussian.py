@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 
+from momentprop import gaussian
 from momentprop.gaussian import (
     log_normal_cdf,
     max_moments,
@@ -416,3 +417,17 @@ def test_gradients_are_finite_everywhere(dtype):
         loss = sum(o.sum() for o in out) if isinstance(out, tuple) else out.sum()
         for gradient in torch.autograd.grad(loss, arguments):
             assert gradient.isfinite().all()
+
+
+def test_quotients_of_float32_are_as_close_as_stated():
+    a = torch.cat([torch.linspace(0, 5, 101), torch.linspace(5, 15, 101)]).double()
+    bottom = gaussian._polynomial(gaussian._DENOMINATOR, a)
+    for coefficients, bound, function in (
+        (gaussian._NUMERATOR_G, 1e-7, lambda a, mills: 1 - a * mills),
+        (gaussian._NUMERATOR_H, 9e-7, lambda a, mills: (1 + a * a) * mills - a),
+    ):
+        found = gaussian._polynomial(coefficients, a) / bottom
+        for x, value in zip(a, found, strict=True):
+            mills = mp.ncdf(-mpf(x.item())) / mp.npdf(mpf(x.item()))
+            true = function(mpf(x.item()), mills) / mp.sqrt(2 * mp.pi)
+            assert relative_error(value, true, true) <= bound
