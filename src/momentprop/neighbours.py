@@ -4,6 +4,10 @@ Outputs of a convolution that share inputs are correlated, which matters inside 
 all those covariances would cost far more than the network; so a convolution attaches to its output a
 function that computes them where they are asked for, operators that act element by element scale it,
 and everything else forgets it.
+
+Computed so, they are convolutions once more, as many products as the network has itself where windows are
+2x2. Tier `fast` makes do with one correlation per sample, channel and offset, the average over positions,
+which costs next to nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +26,9 @@ aten = torch.ops.aten
 # Cov(z[start + i step], z[start + shift + i step]) for 0 <= i < count; None stands for zero.
 Neighbours = Callable[[list[int], list[int], list[Any], list[int]], Tensor | None]
 
+# shifts -> the correlation of elements so far apart, of each [batch, channels]; None stands for zero.
+Correlations = Callable[[list[list[int]]], list[Tensor | None]]
+
 
 def neighbours_of(x: Any) -> Neighbours | None:
     """What x tells about its neighbours' covariance, if it does."""
@@ -31,6 +38,23 @@ def neighbours_of(x: Any) -> Neighbours | None:
 def attach(out: Moments, neighbours: Neighbours | None) -> Moments:
     out._neighbours = neighbours  # type: ignore[attr-defined]
     return out
+
+
+def correlations_of(x: Any) -> Correlations | None:
+    """What x tells about the correlation of its neighbours, channel by channel, if it does."""
+    return getattr(x, "_correlations", None)
+
+
+def correlate(out: Moments, correlations: Correlations | None) -> Moments:
+    out._correlations = correlations  # type: ignore[attr-defined]
+    return out
+
+
+def same_in_channels(gain: Tensor | float, dim: int) -> bool:
+    """Whether all elements of a channel, in a tensor of so many dimensions, have the same gain."""
+    if not isinstance(gain, Tensor):
+        return True
+    return all(gain.shape[d] == 1 for d in range(-min(dim - 2, gain.dim()), 0))
 
 
 def scaled(x: Any, gain_of: Callable[[], Tensor | float]) -> Neighbours | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from momentprop.channel_sums import squares_of_channels
 from momentprop.local import Linear
 from momentprop.moments import Moments
-from momentprop.neighbours import Neighbours
+from momentprop.neighbours import Correlations, Neighbours
 from momentprop.rules.families import linear_map, per_dimension
 
 aten = torch.ops.aten
@@ -114,6 +114,49 @@ def _neighbours(variance: Tensor, weight: Tensor, bias: Tensor | None = None, *g
     return told
 
 
+def _correlations(
+    variance: Tensor, weight: Tensor, bias: Tensor | None = None, *given: Any
+) -> Correlations | None:
+    """Of z_p and z_{p+delta}, as if V were the same everywhere in a channel: its average.
+
+    With e = s delta / d as in `_neighbours`, sum_c V_c sum_u w_cu w_c(u-e), over the same with e = 0.
+    """
+    geometry = _geometry(weight, *given)
+    if variance.dim() != weight.dim():
+        return None
+
+    def told(shifts: list[list[int]]) -> list[Tensor | None]:
+        products, found = [_overlap(weight, [0] * len(shift)) for shift in shifts[:1]], []
+        for shift in shifts:
+            steps = zip(geometry.stride, shift, geometry.dilation, strict=True)
+            offsets = [divmod(s * delta, d) for s, delta, d in steps]
+            sizes = [k - abs(e) for k, (e, _) in zip(weight.shape[2:], offsets, strict=True)]
+            shares = min(sizes) > 0 and not any(rest for _, rest in offsets)
+            found.append(len(products) if shares else None)
+            if shares:
+                products.append(_overlap(weight, [e for e, _ in offsets]))
+        groups = geometry.groups
+        average = variance.flatten(2).mean(-1).unflatten(1, (groups, -1)).transpose(0, 1)
+        rows = (
+            torch.stack(products).unflatten(1, (groups, -1)).permute(1, 3, 0, 2)
+        )  # [groups, in, offsets, out]
+        sums = torch.bmm(average, rows.flatten(2)).unflatten(2, (len(products), -1))
+        sums = sums.permute(2, 1, 0, 3).flatten(2)
+        own = sums[0].clamp_min(torch.finfo(sums.dtype).tiny)
+        return [None if i is None else sums[i] / own for i in found]
+
+    return told
+
+
+def _overlap(weight: Tensor, offset: list[int]) -> Tensor:
+    """[out, in]: sum_u w_u w_{u-e}."""
+    here = there = weight
+    for i, e in enumerate(offset):
+        size = weight.shape[2 + i] - abs(e)
+        here, there = here.narrow(2 + i, max(e, 0), size), there.narrow(2 + i, max(-e, 0), size)
+    return (here * there).flatten(2).sum(-1)
+
+
 def _together(
     x: Moments, direction: Tensor, weight: Tensor, bias: Tensor | None = None, *given: Any
 ) -> Tensor | None:
@@ -137,7 +180,9 @@ CONVOLUTIONS = (
     aten.conv3d.default,
     aten.conv3d.padding,
 )
-linear_map(*CONVOLUTIONS, local=_local, neighbours=_neighbours, together=_together)
+linear_map(
+    *CONVOLUTIONS, local=_local, neighbours=_neighbours, correlations=_correlations, together=_together
+)
 
 
 def _back_through_transposed(

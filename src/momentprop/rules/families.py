@@ -15,7 +15,15 @@ from torch._ops import OpOverload
 
 from momentprop.local import Elementwise, Linear, Local, residual
 from momentprop.moments import Logits, Moments, is_moments, mean_of, variance_of
-from momentprop.neighbours import Neighbours, attach, scaled
+from momentprop.neighbours import (
+    Correlations,
+    Neighbours,
+    attach,
+    correlate,
+    correlations_of,
+    same_in_channels,
+    scaled,
+)
 from momentprop.quadrature import NODES, Nodes, expectation
 from momentprop.registry import EXACT, EXACT_IF_GAUSSIAN, EXACT_IF_UNCORRELATED, MOVES_VALUES, Refusal, rule
 from momentprop.shared import alone, direction_of, moved_direction, share
@@ -140,13 +148,15 @@ def linear_map(
     *ops: OpOverload,
     local: Callable[..., Local],
     neighbours: Callable[..., Neighbours] | None = None,
+    correlations: Callable[..., Correlations | None] | None = None,
     together: Callable[..., Tensor | None] | None = None,
     weight: int = 1,
     bias: int = 2,
 ) -> None:
     """y = W x + b: mean `W E + b`, variance `(W*W) V`; the arguments at `weight` and `bias` are W, b.
 
-    `neighbours` makes of V and the other arguments what the output tells about its neighbours' covariance;
+    `neighbours` makes of V and the other arguments what the output tells about its neighbours' covariance,
+    `correlations`, what it tells about their correlation channel by channel;
     `together(x, direction, ...)`, the variance of what elements of a channel share (shared.py).
     """
 
@@ -162,6 +172,8 @@ def linear_map(
             variance = op(variance, *squared, **kwargs)
             mean = op(x.mean, *args, **kwargs)
             out = Moments(mean, variance if common is None else variance + common)
+            if correlations is not None:
+                correlate(out, correlations(x.variance, *args))
             return out if neighbours is None else attach(out, neighbours(x.variance, *args))
 
         return propagate
@@ -253,6 +265,8 @@ def affine(out: Moments, x: Moments, gain: Tensor | float) -> Moments:
     """Give the output of gain * x + constant what x tells about its neighbours and its channels."""
     if out.shape != x.shape:
         return out
+    if same_in_channels(gain, out.mean.dim()):
+        correlate(out, correlations_of(x))
     return share(attach(out, scaled(x, lambda: gain)), moved_direction(x, lambda d: d * gain))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -10,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from momentprop.gaussian import max_moments, max_response
+from momentprop.gaussian import max_moments, max_response, safe_sqrt
 from momentprop.local import Linear
 from momentprop.moments import Moments
-from momentprop.neighbours import neighbours_of
+from momentprop.neighbours import correlations_of, neighbours_of
 from momentprop.registry import rule
 from momentprop.rules.convolution import transposed_convolution
 from momentprop.rules.windows import Position, Sizes, Windows
@@ -38,6 +39,30 @@ class Elements:
         if correlated and neighbours_of(x) is not None:
             told = {frozenset(pair): windows.covariance(x, *pair) for pair in combinations(moments, 2)}
         return Elements(moments, {pair: c for pair, c in told.items() if c is not None})
+
+    @staticmethod
+    def roughly(x: Moments, windows: Windows) -> Elements | None:
+        """The same with one correlation for all windows of a channel, if x tells it; not written out."""
+        told, n = correlations_of(x), len(windows.kernel)
+        if told is None or any(windows.padding) or any(windows.beyond):
+            return None
+        mean, variance = windows.view(x.mean), windows.view(x.variance)
+        moments = {p: (windows.element(mean, p), windows.element(variance, p)) for p in windows.positions}
+        pairs = list(combinations(moments, 2))
+        shifts = [
+            [d * (b - a) for d, a, b in zip(windows.dilation, first, second, strict=True)]
+            for first, second in pairs
+        ]
+        distinct = sorted(set(map(tuple, shifts)))
+        found = dict(zip(distinct, told([list(shift) for shift in distinct]), strict=True))
+        stds = {p: safe_sqrt(variance) for p, (_, variance) in moments.items()}
+        covariances = {}
+        for (first, second), shift in zip(pairs, shifts, strict=True):
+            correlation = found[tuple(shift)]
+            if correlation is not None:
+                wide = correlation.reshape(1, correlation.shape[0], *[1] * n, -1)
+                covariances[frozenset((first, second))] = wide * (stds[first] * stds[second])
+        return Elements(moments, covariances)
 
     def scaled(self, factor: float) -> Elements:
         """Those of factor * x."""
@@ -108,6 +133,22 @@ def _maxima(x: Moments, windows: Windows) -> Pooled:
     for position in reversed(others):
         best = best.against(elements, position)
     return pooled(best.mean, best.variance, windows, best.weights, elements)
+
+
+def _rough_maxima(x: Moments, windows: Windows) -> Moments:
+    """The same with correlations per channel, and without what the adjoint needs."""
+    elements = Elements.roughly(x, windows)
+    if elements is None:
+        best: Moments = _maxima(x, windows)
+        return best
+    *others, last = windows.positions
+    (mean, variance), shared = elements.moments[last], {p: elements.between(last, p) for p in others}
+    for position in reversed(others):
+        mean, variance, wins = max_response(*elements.moments[position], mean, variance, shared[position])
+        shared = {
+            p: _mixed(wins, elements.between(position, p), old) for p, old in shared.items() if p != position
+        }
+    return Moments(windows.close(mean), windows.close(variance))
 
 
 def pooled(
@@ -186,13 +227,13 @@ def _unpooled(cotangent: Tensor, x: Tensor, windows: Windows, gains: Tensor) -> 
 
 
 def _max_pool(n: int, op: Any) -> None:
-    def with_fidelity(fidelity: str | None) -> None:
+    def with_fidelity(fidelity: str | None, maxima: Callable[[Moments, Windows], Moments]) -> None:
         @rule(
             op,
             fidelity=fidelity,
             exactness="approximate: the maximum of two is taken as Gaussian for the next fold",
             reference="paper, max pooling; Clark 1961",
-            local=None if fidelity == "paper" else weighted_sum,
+            local=weighted_sum if fidelity is None else None,
         )
         def propagate(
             x: Moments,
@@ -203,10 +244,11 @@ def _max_pool(n: int, op: Any) -> None:
             ceil_mode: bool = False,
         ) -> Moments:
             windows = Windows.of(x.shape[-n:], kernel_size, stride, padding, dilation, ceil_mode)
-            return _independent_maxima(x, windows) if fidelity == "paper" else _maxima(x, windows)
+            return maxima(x, windows)
 
-    with_fidelity("paper")  # elements of a window are independent
-    with_fidelity(None)  # with the covariance that convolutions tell
+    with_fidelity("paper", _independent_maxima)  # elements of a window are independent
+    with_fidelity("fast", _rough_maxima)  # with the correlation, channel by channel, that convolutions tell
+    with_fidelity(None, _maxima)  # with the covariance that they tell
 
 
 _max_pool(1, aten.max_pool1d.default)

@@ -86,6 +86,10 @@ class Windows:
             values = tuple(F.pad(v, border, value=f) for v, f in zip(values, fill, strict=True))
         return torch.stack([v.movedim(-1 - n, -1)[None] for v in values])
 
+    def view(self, value: Tensor) -> Tensor:
+        """A tensor channels last, without padding and not written out."""
+        return value.movedim(-1 - len(self.kernel), -1)[None]
+
     def element(self, opened: Tensor, position: Position) -> Tensor:
         """One element of every window."""
         n = len(position)
