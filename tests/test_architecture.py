@@ -78,6 +78,7 @@ ORDER = [
     "adjoint",
     "per_sample",
     "summary",
+    "frozen",
     "convert",
     "sampler",
     "montecarlo",

@@ -24,6 +24,7 @@ from momentprop.errors import (
     MomentpropError,
     NoDropoutError,
 )
+from momentprop.frozen import FrozenNetwork, freeze
 from momentprop.moments import as_moments, is_moments, plain
 from momentprop.patterns import recognise
 from momentprop.per_sample import two_sweeps
@@ -192,6 +193,16 @@ class BayesianNetwork(nn.Module):
         calls = self._program.calls if isinstance(self._program, TwoSweeps) else []
         used = {call.name: call.target for call in calls}
         return summarize(self._graph.graph, random, self._fidelity, used, random_only)
+
+    def freeze(self) -> FrozenNetwork:
+        """A copy for inference: squared, folded and flipped weights are computed here, and not in every call.
+
+        Its weights are its own: training the model, or loading weights into it, is not seen there. It takes
+        uncertain inputs where this network has been given some.
+        """
+        union = tuple(map(any, zip(*self._checked, strict=True)))
+        trace = self._trace
+        return freeze(self._program, self._state(), trace.signature, union, trace.out_spec, self._fidelity)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         leaves = self._trace.signature.flatten(args, kwargs)

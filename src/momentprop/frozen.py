@@ -1,0 +1,222 @@
+"""A converted network as constants: whatever depends on weights alone is computed once.
+
+Squared weights, folded batch norm, flipped weights of the sweep back: a converted network computes them in
+every call, because the model may be trained meanwhile. Frozen, they are buffers: the graph is exported with
+any batch size, and every operator whose inputs are constants gives way to its result.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._ops import OpOverload
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+
+from momentprop.errors import MomentpropError
+from momentprop.moments import Moments, as_moments, is_moments, plain, variance_of
+from momentprop.structure import Signature, rebuild_output
+
+_BATCH = 97  # of the example: no size of a layer, so that none is taken for the batch
+_GROWTH = 2  # of a constant over what it is computed from; what grows more is computed when it is needed
+
+
+class FrozenNetwork(nn.Module):
+    """A converted network whose weights are its own: training the model is not seen here any more.
+
+    Called like the network it was made of. Calls write nothing, so threads may share it.
+    """
+
+    def __init__(
+        self,
+        program: fx.GraphModule,
+        outputs: _Outputs,
+        signature: Signature,
+        uncertain: tuple[bool, ...],
+        out_spec: pytree.TreeSpec,
+        fidelity: str,
+    ) -> None:
+        super().__init__()
+        self.program = program
+        self.signature = signature
+        self.uncertain = uncertain  # which of the inputs, flattened, may be given as `Moments`
+        self._outputs, self._out_spec, self._fidelity = outputs, out_spec, fidelity
+        self.training = False
+
+    @property
+    def fidelity(self) -> str:
+        """The tier of rules in use."""
+        return self._fidelity
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        leaves = self.signature.flatten(args, kwargs)
+        tensors: list[Tensor] = []
+        for leaf, uncertain in zip(leaves, self.uncertain, strict=True):
+            if is_moments(leaf) and not uncertain:
+                raise MomentpropError(
+                    "this input was not uncertain when the network was frozen; call it with Moments before"
+                )
+            if isinstance(leaf, (Tensor, Moments)):
+                tensors.append(leaf.mean if isinstance(leaf, Moments) else leaf)
+                if uncertain:
+                    tensors.append(variance_of(leaf))
+        found = self.program(*tensors)
+        return rebuild_output(self._outputs.rebuilt(found), self._out_spec)
+
+    def train(self, mode: bool = True) -> FrozenNetwork:
+        """There is one mode: nothing happens."""
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenNetwork:
+        for tensor in self.buffers():
+            moved = fn(tensor)
+            if moved.dtype != tensor.dtype or moved.device != tensor.device:
+                raise MomentpropError(
+                    "a frozen network stays where it is: move the converted one, and freeze that"
+                )
+        return self
+
+
+class _Outputs:
+    """Which of the flat outputs are tensors, and what the others are."""
+
+    def __init__(self, moments: list[Any]) -> None:
+        leaves, self.spec = pytree.tree_flatten(moments)
+        self.leaves = [None if isinstance(v, Tensor) else (v,) for v in leaves]
+        self.tensors = [v for v in leaves if isinstance(v, Tensor)]
+
+    def rebuilt(self, tensors: Sequence[Tensor]) -> list[Any]:
+        rest = list(tensors)[::-1]
+        leaves = [rest.pop() if constant is None else constant[0] for constant in self.leaves]
+        found: list[Any] = pytree.tree_unflatten(leaves, self.spec)
+        return found
+
+
+class _Flat(nn.Module):
+    """A program with its state inside, as a function of flat tensors that returns flat tensors."""
+
+    def __init__(
+        self,
+        program: nn.Module,
+        state: Sequence[Tensor],
+        signature: Signature,
+        uncertain: Sequence[bool],
+        keep: Callable[[_Outputs], None],
+    ) -> None:
+        super().__init__()
+        self.inner, self.signature, self.uncertain, self.keep = program, signature, uncertain, keep
+        copies: dict[int, Tensor] = {}
+        for i, tensor in enumerate(state):
+            copy = copies.setdefault(id(tensor), tensor.detach().clone())
+            self.register_buffer(f"state_{i}", copy)
+        self.n_state = len(state)
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        rest = list(tensors)[::-1]
+        leaves: list[Any] = []
+        for example, uncertain in zip(self.signature.examples, self.uncertain, strict=True):
+            value: Any = rest.pop() if isinstance(example, Tensor) else example
+            leaves.append(Moments(value, rest.pop()) if uncertain else value)
+        found = self.inner(*[getattr(self, f"state_{i}") for i in range(self.n_state)], *leaves)
+        outputs = _Outputs([plain(v) if is_moments(v) else as_moments(v) for v in found])
+        tensors_out, outputs.tensors = tuple(outputs.tensors), []
+        self.keep(outputs)
+        return tensors_out
+
+
+def freeze(
+    program: nn.Module,
+    state: Sequence[Tensor],
+    signature: Signature,
+    uncertain: tuple[bool, ...],
+    out_spec: pytree.TreeSpec,
+    fidelity: str,
+) -> FrozenNetwork:
+    """program(*state, *inputs) -> flat outputs, with this state for good."""
+    kept: list[_Outputs] = []
+    flat = _Flat(program, state, signature, uncertain, lambda outputs: kept.append(outputs)).eval()
+    exported = _exported(flat, signature, uncertain)
+    return FrozenNetwork(exported, kept[-1], signature, uncertain, out_spec, fidelity)
+
+
+def _exported(program: _Flat, signature: Signature, uncertain: Sequence[bool]) -> fx.GraphModule:
+    device = next((t.device for t in program.buffers()), torch.device("cpu"))
+    examples: list[Tensor] = []
+    dynamic: list[Any] = []
+    integers = signature.integers or (None,) * len(signature.examples)
+    for example, batched, whole, random in zip(
+        signature.examples, signature.batched, integers, uncertain, strict=True
+    ):
+        if not isinstance(example, Tensor):
+            continue
+        shape = [_BATCH if batched and d == 0 else n for d, n in enumerate(example.shape)]
+        value = torch.randn(shape).to(device, example.dtype)
+        if whole is not None:  # indices and masks as they were traced
+            value = whole[torch.arange(_BATCH) % len(whole)].to(device) if batched else whole.to(device)
+        examples += [value, value.abs()] if random else [value]
+        dynamic += [{0: Dim.DYNAMIC} if batched else None] * (2 if random else 1)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # deprecations inside torch
+        exported = torch.export.export(
+            program, tuple(examples), dynamic_shapes=(tuple(dynamic),), strict=False
+        )
+        return folded(exported.module(check_guards=False))
+
+
+def folded(module: fx.GraphModule) -> fx.GraphModule:
+    """The module with operators on constants replaced by their results; a function of flat tensors."""
+    graph = module.graph
+    graph.set_codegen(fx.graph.CodeGen())
+    known: dict[fx.Node, Any] = {}
+    kept: dict[str, Any] = {}
+    for node in list(graph.nodes):
+        if node.op == "get_attr":
+            value = _attribute(module, str(node.target))
+            kept[str(node.target)] = value
+            if isinstance(value, Tensor):
+                known[node] = value
+        elif _is_constant(node, known):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+            value = node.target(*args, **kwargs)
+            if _size(value) <= _GROWTH * sum(_size(known[n]) for n in node.all_input_nodes):
+                known[node] = value
+    for node in list(known):
+        users = [user for user in node.users if user not in known]
+        if node.op != "get_attr" and users and isinstance(known[node], Tensor):
+            name = f"constant_{len(kept)}"
+            kept[name] = known[node].detach()
+            module.register_buffer(name, kept[name])
+            with graph.inserting_before(node):
+                constant = graph.get_attr(name)
+            constant.meta = dict(node.meta)
+            for user in users:
+                user.replace_input_with(node, constant)
+    graph.eliminate_dead_code()
+    used = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    return fx.GraphModule({name: value for name, value in kept.items() if name in used}, graph, "Frozen")
+
+
+def _is_constant(node: fx.Node, known: dict[fx.Node, Any]) -> bool:
+    if node.op != "call_function" or not node.all_input_nodes:
+        return False
+    if isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
+        return False
+    return all(n in known for n in node.all_input_nodes)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, (list, tuple)):
+        return sum(map(_size, value))
+    return math.prod(value.shape) if isinstance(value, Tensor) else 0
+
+
+def _attribute(module: nn.Module, name: str) -> Any:
+    value: Any = module
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value

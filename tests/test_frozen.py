@@ -1,0 +1,170 @@
+"""bnn.freeze(), compilation with any batch size, calls from several threads, memory over many calls."""
+
+from __future__ import annotations
+
+import gc
+import resource
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+
+import momentprop as mp
+from momentprop.errors import MomentpropError
+from small import cnn, mlp
+
+TIERS = pytest.mark.parametrize("tier", ["paper", "fast", "accurate"])
+NETWORKS = pytest.mark.parametrize(
+    ("build", "shape"), [(mlp, (4,)), (cnn, (3, 8, 8))], ids=["dense", "convolutional"]
+)
+
+
+def assert_same(found, expected) -> None:
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.variance, expected.variance)
+    torch.testing.assert_close(found.covariance, expected.covariance)
+
+
+@TIERS
+@NETWORKS
+def test_frozen_gives_the_same_for_any_batch(tier, build, shape):
+    bnn = mp.convert(build().eval(), torch.zeros(1, *shape), tier)
+    frozen = bnn.freeze()
+    assert frozen.fidelity == tier
+    for batch in (1, 2, 97, 5):
+        x = torch.randn(batch, *shape)
+        assert_same(frozen(x), bnn(x))
+
+
+@TIERS
+def test_nothing_is_computed_from_weights_alone(tier):
+    frozen = mp.convert(cnn().eval(), torch.zeros(1, 3, 8, 8), tier).freeze()
+    constant: set[torch.fx.Node] = set()
+    for node in frozen.program.graph.nodes:
+        inputs = node.all_input_nodes
+        if node.op == "get_attr":
+            constant.add(node)
+        assert node.op != "call_function" or not inputs or any(n not in constant for n in inputs), node
+
+
+def test_training_is_not_seen():
+    model = mlp().eval()
+    bnn = mp.convert(model, torch.zeros(1, 4), "accurate")
+    frozen, x = bnn.freeze(), torch.randn(3, 4)
+    before = frozen(x)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    assert_same(frozen(x), before)
+    assert not torch.allclose(bnn(x).mean, before.mean)
+
+
+@TIERS
+def test_uncertain_inputs(tier):
+    x = torch.randn(3, 4)
+    uncertain = mp.Moments(x, 0.1)
+    bnn = mp.convert(mlp().eval(), uncertain, tier)
+    frozen = bnn.freeze()
+    assert_same(frozen(uncertain), bnn(uncertain))
+    assert_same(frozen(x), bnn(mp.Moments(x, 0.0)))
+    with pytest.raises(MomentpropError, match="not uncertain when the network was frozen"):
+        mp.convert(mlp().eval(), x, tier).freeze()(uncertain)
+
+
+def test_structured_outputs_and_logits():
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = mlp()
+
+        def forward(self, x):
+            out = self.body(x)
+            return {"probabilities": out.softmax(-1), "logits": out, "input": x}
+
+    bnn = mp.convert(Two().eval(), torch.zeros(1, 4), "accurate")
+    x = torch.randn(3, 4)
+    found, expected = bnn.freeze()(x), bnn(x)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert_same(found[name], expected[name])
+    assert_same(found["probabilities"].logits.moments, expected["probabilities"].logits.moments)
+
+
+def test_a_frozen_network_is_not_moved():
+    frozen = mp.convert(mlp().eval(), torch.zeros(1, 4), "fast").freeze()
+    assert frozen.to(torch.float32) is frozen
+    with pytest.raises(MomentpropError, match="freeze"):
+        frozen.double()
+
+
+@TIERS
+@pytest.mark.parametrize("freeze", [False, True], ids=["converted", "frozen"])
+def test_two_compilations_serve_all_batch_sizes(tier, freeze):
+    """One for a batch of one, which torch takes for a constant, and one for all others."""
+    bnn = mp.convert(mlp().eval(), torch.zeros(1, 4), tier)
+    counter = CompileCounter()
+    compiled = torch.compile(bnn.freeze() if freeze else bnn, backend=counter, fullgraph=True)
+    for batch in (1, 2, 5, 32, 256):
+        compiled(torch.randn(batch, 4))
+    assert counter.frame_count <= 2
+
+
+@TIERS
+def test_convolutions_are_compiled_as_often_as_in_the_plain_network(tier):
+    """torch itself tells batches of 16 and more from smaller ones where there are convolutions.
+
+    The sweep back has K rows per sample in its convolutions, so there it tells K times the batch apart too.
+    """
+    model = cnn().eval()
+    counts = []
+    for network in (model, mp.convert(model, torch.zeros(1, 3, 8, 8), tier)):
+        torch.compiler.reset()
+        counter = CompileCounter()
+        compiled = torch.compile(network, backend=counter, fullgraph=True)
+        for batch in (1, 2, 5, 32, 256):
+            compiled(torch.randn(batch, 3, 8, 8))
+        counts.append(counter.frame_count)
+    plain, converted = counts
+    assert converted <= plain + (tier == "accurate")
+
+
+@TIERS
+def test_compile_in_place(tier):
+    bnn = mp.convert(mlp().eval(), torch.zeros(1, 4), tier)
+    x = torch.randn(5, 4)
+    expected = bnn(x)
+    bnn.compile(backend="aot_eager", fullgraph=True)
+    assert_same(bnn(x), expected)
+
+
+@TIERS
+def test_threads_may_share_a_network(tier):
+    bnn = mp.convert(cnn().eval(), torch.zeros(1, 3, 8, 8), tier)
+    for network in (bnn, bnn.freeze()):
+        inputs = [torch.randn(1 + i % 3, 3, 8, 8) for i in range(16)]
+        expected = [network(x) for x in inputs]
+        with ThreadPoolExecutor(4) as pool:
+            for found, one in zip(pool.map(network, inputs), expected, strict=True):
+                assert_same(found, one)
+
+
+@TIERS
+def test_memory_does_not_grow(tier):
+    """A leak of one small tensor per call would show; benchmarks/memory.py makes 10,000 calls."""
+    bnn = mp.convert(mlp().eval(), torch.zeros(1, 4), tier)
+    x = torch.randn(2, 4)
+
+    def calls(count: int) -> tuple[int, int]:
+        with torch.no_grad():
+            for _ in range(count):
+                bnn(x)
+        gc.collect()
+        alive = sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects())
+        return alive, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    tensors, peak = calls(50)
+    more_tensors, more_peak = calls(500)
+    assert more_tensors <= tensors
+    assert more_peak - peak < 2048  # KiB
