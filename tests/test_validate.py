@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 
 import momentprop as mp
 from momentprop.convert import BayesianNetwork
-from momentprop.validation import latency
+from momentprop.validation import latency, sampling
 from momentprop.validation.equivalence import Classes, Samples, equivalent_samples
 from momentprop.validation.inputs import Inputs
+from momentprop.validation.interruption import between_steps
 from momentprop.validation.layers import layer_rows, propagated_nodes, sampled_nodes
 from momentprop.validation.outputs import Layout
 from momentprop.validation.sampling import sample
@@ -119,35 +121,64 @@ def test_samples_are_worth_what_they_are() -> None:
     assert sum(worths) / 5 == pytest.approx(20, rel=0.25)
 
 
-def test_layers_agree_with_forward_hooks() -> None:
-    """Node by node against the modules themselves, in training mode with torch's own dropout."""
-    model = classifier()
-    x = batches()[0][0][:4]
-    network = mp.convert(model, x, "paper")
-    assert isinstance(network, BayesianNetwork)
-    count = 4000
-    sampled = sampled_nodes(network, Inputs((x,)), count, 3)
-    ours = propagated_nodes(network, Inputs((x,)))
-    rows = layer_rows(network, sampled, ours)
+def hooked_samples(model: nn.Sequential, x: Tensor, count: int) -> dict[str, Tensor]:
+    """[count, n, elements] of what every module gives, in training mode with torch's own dropout."""
     seen: dict[str, Tensor] = {}
-    for name, module in model.named_modules():
-        if name:
-            module.register_forward_hook(lambda m, a, out, name=name: seen.__setitem__(name, out.detach()))
+    handles = [
+        module.register_forward_hook(lambda m, a, out, name=name: seen.__setitem__(name, out.detach()))
+        for name, module in model.named_children()
+    ]
     torch.manual_seed(0)
     model.train()
     with torch.no_grad():
-        model(x.repeat(count, 1))  # every copy has a mask of its own
+        model(x.repeat(count, *[1] * (x.dim() - 1)))  # every copy has a mask of its own
+    model.eval()
+    for handle in handles:
+        handle.remove()
+    return {name: value.reshape(count, len(x), -1).double() for name, value in seen.items()}
+
+
+@pytest.mark.parametrize("tier", ["paper", "fast", "accurate"])
+def test_layers_agree_with_forward_hooks(tier: str) -> None:
+    """Every figure of every row from the modules themselves and from the network cut off behind them."""
+    model, count = classifier(), 20_000
+    x = batches()[0][0][:4]
+    network = mp.convert(model, x, tier)
+    assert isinstance(network, BayesianNetwork)
+    sampled = sampled_nodes(network, Inputs((x,)), count, 3)
+    rows = layer_rows(network, sampled, propagated_nodes(network, Inputs((x,))))
+    hooked = hooked_samples(model, x, count)
     assert [row.module for row in rows] == ["2", "3", "4", "5", "6"]
+    before = 0.0
     for row in rows:
-        values = seen[row.module].reshape(count, 4, -1).double()
-        mc = sampled[row.node]
+        values, mc = hooked[row.module], sampled[row.node]
         assert mc.mean_error is not None
-        assert bool(((values.mean(0) - mc.mean).abs() <= 6 * math.sqrt(2) * mc.mean_error + 1e-6).all())
-        ratio = (ours[row.node].variance.sum() / values.var(0).sum()).sqrt().item()
-        assert row.std_ratio == pytest.approx(ratio, abs=0.04)
+        assert mc.variance_error is not None
+        for mine, other, error in (
+            (mc.mean, values.mean(0), mc.mean_error),
+            (mc.variance, values.var(0), mc.variance_error),
+        ):
+            assert bool(((mine - other).abs() <= 6 * math.sqrt(2) * error + 1e-6).all())
+        # inside, every tier has variances of single elements; the covariance is of the outputs
+        cut = mp.convert(
+            model[: int(row.module) + 1], x, tier if row.module == "6" or tier == "paper" else "fast"
+        )
+        ours = cut(x)
+        varies = values.var(0) > 0
+        std, true = ours.std.double()[varies], values.std(0)[varies]
+        shift = ((ours.mean - values.mean(0))[varies] / true).abs().median().item() / 0.6745
+        ratio = (std.square().sum() / true.square().sum()).sqrt().item()
+        assert row.std_ratio == pytest.approx(ratio, abs=0.015)
+        correlation = torch.corrcoef(torch.stack([std, true]))[0, 1].item()
+        assert row.std_correlation == pytest.approx(correlation, abs=0.02)
+        assert row.mean_shift == pytest.approx(shift, abs=0.02)
+        assert row.introduced == pytest.approx(abs(math.log(ratio)) + shift - before, abs=0.05)
+        before = abs(math.log(ratio)) + shift
     exact = {row.module: row for row in rows}
-    assert exact["2"].std_ratio == pytest.approx(1, abs=0.03)
-    assert exact["3"].std_ratio == pytest.approx(1, abs=0.03)  # dropout and linear are exact
+    assert exact["2"].std_ratio == pytest.approx(1, abs=0.03)  # dropout and linear are exact
+    assert exact["3"].std_ratio == pytest.approx(1, abs=0.03)
+    if tier == "accurate":
+        assert exact["6"].std_ratio == pytest.approx(1, abs=0.03)
 
 
 @pytest.mark.parametrize("tier", ["paper", "fast", "accurate"])
@@ -183,6 +214,86 @@ def test_interrupted_sampling_gives_a_partial_report() -> None:
     assert "PARTIAL" in str(report)
 
 
+def test_novel_inputs_are_sampled_as_far_as_they_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted before there is anything: the report of the known inputs stands."""
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if stage == "sampling novel inputs":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sampling, "_LEAST", 1000)
+    novel = [(3 * torch.randn(10, 6), torch.zeros(10))]  # targets, which do not matter
+    report = mp.validate(classifier(), batches(), 40, novel, layers=False, progress=stop)
+    assert (report.partial, report.n_inputs, report.n_ood) == (True, 24, 10)
+    assert "ood_auroc" in report.figures["fast"]
+    assert "ood_auroc" not in report.figures["MC dropout"]
+
+
+def test_ctrl_c_waits_for_the_step_to_end() -> None:
+    def loop(presses: int) -> None:
+        with between_steps() as check:
+            for _ in range(presses):
+                signal.raise_signal(signal.SIGINT)
+            steps.append(presses)
+            check()
+            steps.append(0)
+
+    steps: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        loop(1)
+    with pytest.raises(KeyboardInterrupt):
+        loop(2)  # who insists is obeyed
+    loop(0)
+    assert steps == [1, 0, 0]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_standard_errors_of_mc() -> None:
+    """Of a Gaussian mean 1 / sqrt(T), and of its std 1 / sqrt(2 T)."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(400, 1))
+    report = mp.validate(model, [torch.randn(10, 400)], 400, targets=False, tiers=["fast"], layers=False)
+    assert report.figures["MC dropout"]["mean_error"] == pytest.approx(1 / 20)
+    assert report.figures["MC dropout"]["std_error"] == pytest.approx(1 / math.sqrt(800), rel=0.1)
+    assert "Standard errors of MC dropout" in str(report)
+
+
+def test_classes_may_come_last() -> None:
+    """A tagger: logits [n, length, classes], tags [n, length]."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3)).eval()
+    x = torch.randn(12, 5, 4)
+    report = mp.validate(model, [(x, model(x).argmax(-1))], 60, tiers=["accurate"], layers=False)
+    assert report.figures["plain"]["accuracy"].value == 1
+    assert report.figures["accurate"]["entropy_correlation"] > 0.95
+    with pytest.raises(mp.InputError, match=r"class indices \[12, 5\]|class indices \[12, 3\]"):
+        mp.validate(model, [(x, torch.zeros(12, dtype=torch.long))], 20)
+
+
+def test_inputs_without_any_variance_do_not_spoil_the_rest() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.3), nn.Linear(6, 2, bias=False))
+    x = torch.randn(20, 6)
+    x[3] = 0
+    report = mp.validate(model, [x], 60, targets=False, tiers=["fast"], layers=False)
+    assert math.isfinite(report.t_eq().value)
+    with pytest.raises(mp.InputError, match="do not vary"):
+        mp.validate(model, [0 * x], 20, targets=False, tiers=["fast"])
+
+
+def test_memory_does_not_grow_with_samples_or_outputs() -> None:
+    """What is kept of a regression, for its mixture, has a bound over all inputs; so have classes."""
+    model = nn.Sequential(nn.Dropout(0.3), nn.Linear(6, 40))
+    x = torch.randn(20, 6)
+    trace = convert_tiers(model, Inputs((x,)), ["fast"], "error").trace
+    layout = Layout("regression", "multiclass", None, (40,))
+    found = sample(model, trace, Inputs((x,)), layout, 1500, 0)
+    assert found.samples is not None
+    assert found.samples.shape == (1000, 20, 40)
+    assert Layout("classification", "multiclass", None, (50_000, 100)).size == 50_000
+    assert Layout("classification", "multiclass", None, (10, 100)).size == 640
+
+
 @pytest.mark.parametrize(
     ("loader", "message"),
     [
@@ -193,6 +304,8 @@ def test_interrupted_sampling_gives_a_partial_report() -> None:
         ([torch.randn(4, 6)], "no target"),
         ([(torch.randn(4, 6), torch.randn(4, 2))], "one target per output"),
         (torch.randn(4, 6), "must give batches"),
+        ([(torch.randn(4, 5), torch.randint(3, (4,)))], "does not run on these inputs"),
+        ([(torch.ones(4, 6).long(), torch.randint(3, (4,)))], "does not run on these inputs, int64"),
     ],
 )
 def test_bad_input(loader: Any, message: str) -> None:

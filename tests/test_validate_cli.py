@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -21,6 +22,23 @@ from torch import nn
 def build():
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
+
+def dead():
+    model = build()
+    model[1].bias.data.fill_(-1e3)
+    return model
+
+def broken():
+    raise RuntimeError("no luck")
+
+number = 3
+
+class Determinant(nn.Module):
+    def forward(self, x):
+        return torch.linalg.det(x.unflatten(1, (3, 4)) @ x.unflatten(1, (3, 4)).mT).unsqueeze(1)
+
+def determinant():
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.3), Determinant())
 
 def without_dropout():
     return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
@@ -72,10 +90,10 @@ def test_a_required_worth(folder: Path) -> None:
 
 
 def test_below_the_required_worth(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from momentprop.validation import validate
+    from momentprop.validation import comparison
     from momentprop.validation.equivalence import Samples
 
-    monkeypatch.setattr(validate, "equivalent_samples", lambda kl, curve: Samples(3.0))
+    monkeypatch.setattr(comparison, "equivalent_samples", lambda kl, curve: Samples(3.0))
     arguments = ["validated_model:build", "--data", "val.npz", "--samples", "40", "--no-layers"]
     status, said = run(*arguments, "--require-teq", "10")
     assert status == 1
@@ -89,7 +107,10 @@ def test_below_the_required_worth(folder: Path, monkeypatch: pytest.MonkeyPatch)
         ("validated_model:build", "lengths.npz", "x has 20 rows, and y 5"),
         ("validated_model:build", "nan.npz", "NaN"),
         ("validated_model:build", "empty.npz", "empty"),
-        ("validated_model:build", "shape.npz", "8"),
+        ("validated_model:build", "shape.npz", "does not run on these inputs, float32 [2, 2, 2, 2]"),
+        ("validated_model:dead", "val.npz", "do not vary"),
+        ("validated_model:broken", "val.npz", "cannot be built: RuntimeError: no luck"),
+        ("validated_model:number", "val.npz", "is a int"),
         ("validated_model:build", "objects.npz", "Python objects"),
         ("validated_model:build", "nothing.npz", "does not exist"),
         ("validated_model:without_dropout", "val.npz", "no active dropout"),
@@ -101,6 +122,39 @@ def test_bad_input_has_status_2(folder: Path, model: str, data: str, message: st
     status, said = run(model, "--data", data, "--samples", "20")
     assert status == 2, said
     assert message in said
+
+
+def test_what_cannot_be_converted_is_on_the_page(folder: Path) -> None:
+    status, said = run("validated_model:determinant", "--data", "val.npz", "--out", "report.html")
+    assert status == 2
+    assert "aten.linalg_det.default in 2" in said
+    text = (folder / "report.html").read_text()
+    assert "This model cannot be converted." in text
+    assert "aten.linalg_det.default" in text
+    assert "validated_model.py" in text
+
+
+def test_paths_are_checked_before_the_long_part(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("momentprop.cli.validate._report", lambda *args: pytest.fail("started"))
+    status, said = run("validated_model:build", "--data", "val.npz", "--out", "nowhere/report.html")
+    assert status == 2
+    assert "no such folder" in said
+
+
+def test_an_interrupted_run_reports_and_has_status_130(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from momentprop.validation.sampling import _Stream
+
+    def add(stream: _Stream, samples: torch.Tensor) -> None:
+        original(stream, samples)
+        signal.raise_signal(signal.SIGINT)
+
+    original = _Stream.add
+    monkeypatch.setattr(_Stream, "add", add)
+    arguments = ["validated_model:build", "--data", "val.npz", "--samples", "100000", "--no-layers"]
+    status, said = run(*arguments, "--out", "report.html")
+    assert status == 130, said
+    assert "PARTIAL" in said
+    assert "<strong>Partial.</strong>" in (folder / "report.html").read_text()
 
 
 def test_a_saved_network_beside_its_original(folder: Path) -> None:

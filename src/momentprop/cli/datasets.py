@@ -30,8 +30,6 @@ def read_batches(path: Path, most: int, wants_targets: bool = True) -> tuple[lis
         raise DataError(f"{path} is no .npz, no .parquet and no folder of images")
     if not wants_targets:
         y = None
-    if y is not None and len(x) != len(y):
-        raise DataError(f"{path}: x has {len(x)} rows, and y {len(y)}")
     if y is None:
         return list(x.split(_BATCH)) if len(x) else [], False
     return list(zip(x.split(_BATCH), y.split(_BATCH), strict=True)) if len(x) else [], True
@@ -46,6 +44,10 @@ def _npz(path: Path, most: int) -> tuple[Tensor, Tensor | None]:
             y = arrays["y"] if "y" in arrays.files else None
     except (ValueError, zipfile.BadZipFile, EOFError) as error:
         raise DataError(f"{path} is damaged, or holds Python objects, which are not read: {error}") from None
+    if any(array.ndim == 0 for array in (x, y) if array is not None):
+        raise DataError(f"{path}: x and y must be arrays with one row per input")
+    if y is not None and len(x) != len(y):
+        raise DataError(f"{path}: x has {len(x)} rows, and y {len(y)}")
     return _inputs(x[:most], path), None if y is None else _targets(y[:most], path)
 
 
@@ -118,8 +120,6 @@ def _targets(array: np.ndarray, path: Path) -> Tensor:
 def _tensor(array: np.ndarray, path: Path, name: str) -> Tensor:
     if array.dtype.kind not in "fiub":
         raise DataError(f"{path}: {name} must hold numbers, not {array.dtype}")
-    if array.ndim == 0:
-        raise DataError(f"{path}: {name} has no rows")
     if array.dtype.kind == "f":
         array = array.astype(np.float32)
     elif array.dtype.kind in "ub":

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,20 @@ def build_model(name: str, weights: Path | None = None) -> nn.Module:
         sys.path.insert(0, os.getcwd())
     try:
         found: Any = importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        raise ModelError(f"{place} cannot be imported: {error}") from error
+    except Exception as error:  # whatever the user's code does
+        raise ModelError(f"{place} cannot be imported: {_described(error)}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise ModelError(f"{place} has no {attribute!r}")
         found = getattr(found, part)
-    model = found if isinstance(found, nn.Module) else found()
+    if not isinstance(found, nn.Module) and not callable(found):
+        raise ModelError(f"{name} is a {type(found).__name__}, no nn.Module and no function that makes one")
+    try:
+        model = found if isinstance(found, nn.Module) else found()
+    except MomentpropError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{name} cannot be built: {_described(error)}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{name} gave a {type(model).__name__}, not an nn.Module")
     if weights is not None:
@@ -53,14 +61,24 @@ def build_model(name: str, weights: Path | None = None) -> nn.Module:
     return model.eval()
 
 
+def _described(error: Exception) -> str:
+    """What went wrong in the user's code, and where."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
+
+
 def load_weights(model: nn.Module, path: Path) -> None:
     """Safetensors, or what torch.load reads without executing anything."""
     if path.suffix == ".safetensors":
         if importlib.util.find_spec("safetensors") is None:
             raise MissingExtraError("safetensors", "reproduce")
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        state: Any = load_file(path)
+        try:
+            state: Any = load_file(path)
+        except SafetensorError as error:
+            raise ModelError(f"{path} is damaged, or no safetensors file: {error}") from None
     else:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)

@@ -16,7 +16,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from momentprop.cli.models import ModelError, build_model, is_saved
-from momentprop.errors import MomentpropError
+from momentprop.errors import MissingRuleError, MomentpropError, TraceError
+from momentprop.validation.page import failure_page
 from momentprop.validation.report import Report
 
 
@@ -52,14 +53,19 @@ def validate(
         typer.Option(help="Status 1 unless the recommended tier is worth so many MC samples."),
     ] = None,
 ) -> None:
-    """Compare every tier with MC dropout on your model and data. Ctrl-C: a report of what is done so far."""
+    """Compare every tier with MC dropout on your model and data. Ctrl-C: a report of what is done so far.
+
+    Exit status: 0; 1 below --require-teq; 2 when something is wrong with the model, the data or an
+    option; 130 after Ctrl-C.
+    """
     errors = Console(stderr=True, soft_wrap=True)
+
+    def failed(why: object, status: int = 2) -> typer.Exit:
+        errors.print(f"[red]momentprop validate failed:[/red] {escape(str(why))}")
+        return typer.Exit(status)
+
     try:
-        if require_teq is not None and require_teq > samples / 2:
-            raise ValueError(
-                f"--require-teq {require_teq:g} cannot be shown with {samples} samples: give at least "
-                f"--samples {2 * require_teq:g}"
-            )
+        _check(require_teq, samples, [path for path in (out, as_json) if path is not None])
         report = _report(
             model,
             data,
@@ -82,16 +88,38 @@ def validate(
     except KeyboardInterrupt:
         errors.print("[red]momentprop validate was interrupted[/red] before there was anything to report")
         raise typer.Exit(130) from None
+    except (MissingRuleError, TraceError) as error:
+        if out is not None:
+            out.write_text(failure_page(model, error), encoding="utf-8")
+        raise failed(error) from None
     except (MomentpropError, OSError, ValueError, TypeError) as error:
-        errors.print(f"[red]momentprop validate failed:[/red] {escape(str(error))}")
-        raise typer.Exit(2) from None
+        raise failed(error) from None
+    except Exception as error:  # status 1 is for the worth alone
+        errors.print_exception()
+        raise failed(f"{type(error).__name__}, which is unexpected: {error}") from None
     show(report)
     for path in (out, as_json):
         if path is not None:
             errors.print(f"wrote {escape(str(path))}")
+    if report.partial:
+        raise typer.Exit(130)
     if require_teq is not None and not report.t_eq().is_at_least(require_teq):
         errors.print(f"[red]worth {report.t_eq()} MC samples, below the required {require_teq:g}[/red]")
         raise typer.Exit(1)
+
+
+def _check(require_teq: float | None, samples: int, written: list[Path]) -> None:
+    """Before the long part, not after it."""
+    if require_teq is not None and require_teq > samples / 2:
+        raise ValueError(
+            f"--require-teq {require_teq:g} cannot be shown with {samples} samples: give at least "
+            f"--samples {2 * require_teq:g}"
+        )
+    for path in written:
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise ValueError(
+                f"{path} cannot be written: " + ("it is a folder" if path.is_dir() else "no such folder")
+            )
 
 
 def _report(

@@ -16,12 +16,15 @@ from momentprop.moments import Moments
 from momentprop.montecarlo import SampledMoments
 from momentprop.regression import RegressionPredictive, fit_noise, regress
 from momentprop.validation.equivalence import correlation, entropy
+from momentprop.validation.outputs import evenly
 from momentprop.validation.sampling import Sampled
 from momentprop.validation.tiers import Predicted
 
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 """Of the intervals whose coverage is measured."""
 
+_BAND = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
+_MOST_QUANTILES = 2**23  # torch sorts no more than 2^24
 _RESAMPLES = 200
 _WORST = 20
 _POINTS = 200  # of a curve
@@ -44,7 +47,7 @@ def moment_figures(ours: Predicted | Sampled, mc: Sampled) -> Figures:
     varies = mc.variance > 0
     true, own = mc.variance[varies].sqrt(), ours.variance[varies].sqrt()
     ratio = own / true
-    low, median, high = ratio.quantile(torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
+    low, median, high = ratio[evenly(len(ratio), _MOST_QUANTILES)].quantile(_BAND).tolist()
     return {
         "std_ratio": median,
         "std_ratio_p05": low,
@@ -52,6 +55,16 @@ def moment_figures(ours: Predicted | Sampled, mc: Sampled) -> Figures:
         "std_correlation": related(own, true),
         "std_correlation_limit": _limit(true, mc.variance_error[varies]),
         "mean_shift": ((ours.mean - mc.mean)[varies].abs() / true).median().item(),
+    }
+
+
+def sampling_errors(mc: Sampled) -> Figures:
+    """Standard errors of MC dropout itself, medians: of its std, relative, and of its mean, in std."""
+    varies = mc.variance > 0
+    variance = mc.variance[varies]
+    return {
+        "std_error": (mc.variance_error[varies] / (2 * variance)).median().item(),
+        "mean_error": (mc.mean_error[varies] / variance.sqrt()).median().item(),
     }
 
 
@@ -64,7 +77,8 @@ def worst_outputs(ours: Predicted, mc: Sampled) -> list[OutputRow]:
             continue
         true, own = mc.variance[varies, k].sqrt(), ours.variance[varies, k].sqrt()
         shift = ((ours.mean[varies, k] - mc.mean[varies, k]).abs() / true).median().item()
-        rows.append(OutputRow(k, (own / true).median().item(), related(own, true) or math.nan, shift))
+        linked = related(own, true)
+        rows.append(OutputRow(k, (own / true).median().item(), math.nan if linked is None else linked, shift))
     rows.sort(key=lambda r: -(abs(math.log(r.std_ratio)) if r.std_ratio > 0 else math.inf))
     return rows[:_WORST]
 
@@ -133,7 +147,9 @@ def regression_figures(ours: Predicted | Sampled, targets: Tensor) -> tuple[Figu
     noise = fit_noise(predictive_of(ours, fitted), y[fitted])
     found: RegressionPredictive = regress(predictive_of(ours, judged), noise_variance=noise)
     y = y[judged]
-    covered = [coverage(*found.interval(level), y) for level in LEVELS]
+    # y lies within a central interval if its quantile does, which needs no ends, found by bisection
+    quantile = found.cdf(y)
+    covered = [coverage(*_ends(level, quantile), quantile) for level in LEVELS]
     figures: Figures = {
         "rmse": rmse(found.mean, y, n_resamples=_RESAMPLES),
         "nll": mean_estimate(found.nll(y), 0.95),
@@ -142,6 +158,10 @@ def regression_figures(ours: Predicted | Sampled, targets: Tensor) -> tuple[Figu
         "noise_std": noise.sqrt().item(),
     }
     return figures, {"coverage": {"level": list(LEVELS), "covered": [c.value for c in covered]}}
+
+
+def _ends(level: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.full_like(like, (1 - level) / 2), torch.full_like(like, (1 + level) / 2)
 
 
 def novelty(ours: Predicted | Sampled) -> Tensor:
@@ -173,4 +193,4 @@ def _as_metrics(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _thinned(count: int) -> Tensor:
-    return torch.linspace(0, count - 1, min(count, _POINTS), dtype=torch.float64).round().long()
+    return evenly(count, _POINTS)

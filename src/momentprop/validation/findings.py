@@ -83,6 +83,15 @@ class Findings:
     def tiers(self) -> list[str]:
         return list(self.worths)
 
+    @property
+    def sampling_error(self) -> str:
+        """How well MC dropout itself is known, in words."""
+        std, mean = (self.figures.get(MC, {}).get(name) for name in ("std_error", "mean_error"))
+        return (
+            f"Standard errors of MC dropout with {self.n_samples:,} samples (medians): "
+            f"{shown(std)} of its std, relative; {shown(mean)} std of its mean"
+        )
+
     def t_eq(self, tier: str | None = None) -> Samples:
         """What a tier is worth in MC samples: of the recommended one, or else of the best."""
         if tier is None:

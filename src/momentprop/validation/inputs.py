@@ -11,6 +11,7 @@ from torch import Tensor
 
 from momentprop.errors import InputError
 
+BATCH = 50  # inputs that go through a network at once
 TASKS = ("classification", "regression", "moments")
 
 
@@ -33,7 +34,7 @@ class Inputs:
         yield from zip(*(t.split(size) for t in self.tensors), strict=True)
 
 
-def collect(loader: Iterable[Any], most: int, targets: bool, what: str = "loader") -> Inputs:
+def collect(loader: Iterable[Any], most: int, targets: bool, what: str = "the data") -> Inputs:
     """The first `most` inputs. A batch is a tensor, or a tuple whose last member is the target."""
     if isinstance(loader, (Tensor, str, bytes, dict)) or not isinstance(loader, Iterable):
         raise InputError(
@@ -73,33 +74,6 @@ def task_of(targets: Tensor | None, task: str | None) -> str:
     if found == "classification" and targets.is_floating_point():
         raise InputError(f"targets of a classification must be integers, not {targets.dtype}")
     return found
-
-
-def check_targets(targets: Tensor | None, task: str, output: Tensor, kind: str) -> None:
-    """Whether the targets fit outputs [n, K, ...]; `kind` is binary, multilabel or multiclass."""
-    if targets is None or task == "moments":
-        return
-    if task == "regression":
-        if targets.shape != output.shape and targets.numel() != output.numel():
-            raise InputError(
-                f"targets have shape {list(targets.shape)}, and the outputs {list(output.shape)}; "
-                "a regression needs one target per output"
-            )
-        return
-    shape = output.shape if kind == "multilabel" else output.select(1, 0).shape if output.dim() > 1 else None
-    expected = output.shape if shape is None else shape
-    if targets.shape != expected and targets.numel() != expected.numel():
-        raise InputError(
-            f"targets have shape {list(targets.shape)}; outputs {list(output.shape)} need class indices "
-            f"{list(expected)}"
-        )
-    n_classes = output.shape[1] if kind == "multiclass" else 2
-    low, high = int(targets.min()), int(targets.max())
-    if low < 0 or high >= n_classes:
-        raise InputError(
-            f"labels must be within 0..{n_classes - 1}, as the network has {n_classes} classes; "
-            f"they reach from {low} to {high}"
-        )
 
 
 def _split(batch: Any, targets: bool, where: str) -> tuple[tuple[Tensor, ...], Tensor | None]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +54,11 @@ class LayerRow:
 
 
 def sampled_nodes(
-    network: BayesianNetwork, inputs: Inputs, n_samples: int, seed: int
+    network: BayesianNetwork,
+    inputs: Inputs,
+    n_samples: int,
+    seed: int,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> dict[str, SampledMoments]:
     """MC dropout's moments at the chosen elements [n, elements] of every random node of the tier's graph."""
     traced = network._graph
@@ -72,6 +77,7 @@ def sampled_nodes(
                 for collector, samples in zip(collectors, draw(count), strict=True):
                     collector.add(_chosen(samples, 1))
                 left -= count
+                progress(n_samples - left)
     return {name: collector.result() for name, collector in zip(names, collectors, strict=True)}
 
 
@@ -124,23 +130,42 @@ def layer_rows(
 
 
 def compare_layers(
-    networks: dict[str, nn.Module], inputs: Inputs, n_samples: int, seed: int
-) -> Iterator[tuple[str, list[LayerRow], str]]:
-    """(tier, rows, why there are none). Tiers with the same graph share its samples."""
+    networks: dict[str, nn.Module],
+    inputs: Inputs,
+    n_samples: int,
+    seed: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[dict[str, list[LayerRow]], dict[str, str]]:
+    """Rows by their tier, and why others have none. Tiers with the same graph share its samples."""
     known: dict[Any, dict[str, SampledMoments]] = {}
-    for tier, network in networks.items():
+    found: dict[str, list[LayerRow]] = {}
+    missing: dict[str, str] = {}
+    total = len(networks) * n_samples
+    for number, (tier, network) in enumerate(networks.items()):
         if not isinstance(network, BayesianNetwork) or isinstance(network._program, PerSample):
-            yield tier, [], "samples of the batch share noise, and each is computed by itself"
+            missing[tier] = "samples of the batch share noise, and each is computed by itself"
             continue
         graph = tuple((n.name, str(n.target), str(n.args)) for n in network._graph.graph.nodes)
         try:
             if graph not in known:
-                known[graph] = sampled_nodes(network, inputs, n_samples, seed)
+                known[graph] = sampled_nodes(
+                    network, inputs, n_samples, seed, partial(_add, progress, number * n_samples, total)
+                )
             rows = layer_rows(network, known[graph], propagated_nodes(network, inputs))
         except (RuntimeError, NotImplementedError, TypeError, AssertionError) as error:
-            yield tier, [], f"its graph cannot be sampled node by node: {str(error).splitlines()[0]}"
+            missing[tier] = (
+                f"its graph cannot be sampled node by node: {(str(error).splitlines() or [''])[0]}"
+            )
             continue
-        yield tier, rows, "" if rows else "no node behind a dropout varies"
+        if rows:
+            found[tier] = rows
+        else:
+            missing[tier] = "no node behind a dropout varies"
+    return found, missing
+
+
+def _add(progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:
+    progress(before + done, total)
 
 
 def _compared(mc: SampledMoments, ours: Moments) -> tuple[float, float, float] | None:

@@ -6,64 +6,61 @@ is embedded. Every name out of the user's model is escaped, in the markup and in
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
-from typing import Any
 
-from momentprop.estimates import Estimate
 from momentprop.validation.charts import charts
-from momentprop.validation.findings import AGREEMENT, LABELS, MC, QUALITY, Findings, shown
+from momentprop.validation.findings import AGREEMENT, LABELS, MC, QUALITY, Findings
+from momentprop.validation.markup import Cell, Panel, chart, filled, note, number, table, text
 from momentprop.validation.verdict import FAIR, GOOD, GRADES
 
 _CLASSES = {GOOD: "good", FAIR: "fair"}
 _MOST_LAYERS = 30
-Cell = tuple[str, float | str | None]  # markup, and what to sort by
 
 
 def page(report: Findings) -> str:
     """The whole page."""
-    panels = [(key, title, body) for key, title, body in _panels(report) if body]
-    recommended = report.verdict.recommendation
+    verdict = report.verdict
     parts = {
-        "title": escape(f"{report.model}: validation"),
         "model": escape(report.model),
         "facts": escape(_facts(report)),
         "partial": _partial(report),
-        "grade": _CLASSES.get(report.verdict.grades.get(recommended, ""), "poor"),
-        "recommendation": escape(report.verdict.sentences[0] if report.verdict.sentences else ""),
-        "reasons": escape(" ".join(report.verdict.sentences[1:])),
+        "grade": _CLASSES.get(verdict.grades.get(verdict.recommendation, ""), "poor"),
+        "recommendation": escape(verdict.sentences[0] if verdict.sentences else ""),
+        "reasons": escape(" ".join(verdict.sentences[1:])),
         "grades": "".join(
             f'<span class="{_CLASSES.get(grade, "poor")}">{escape(tier)}: <b>{escape(grade)}</b></span>'
-            for tier, grade in report.verdict.grades.items()
-        ),
-        "tabs": "".join(
-            f'<button type="button" role="tab" id="tab-{key}" aria-controls="{key}">{escape(title)}</button>'
-            for key, title, _ in panels
-        ),
-        "panels": "\n".join(
-            f'<section class="panel" role="tabpanel" id="{key}" aria-labelledby="tab-{key}">'
-            f"<h2>{escape(title)}</h2>\n{body}</section>"
-            for key, title, body in panels
+            for tier, grade in verdict.grades.items()
         ),
         "footer": escape(_footer(report)),
-        "data": _embedded({"charts": charts(report)}),
-        "style": _read("page.css"),
-        "library_style": _read("uPlot.min.css"),
-        "library": _read("uPlot.iife.min.js"),
-        "script": _read("page.js"),
     }
-    pieces = _read("page.html").split("{{")
-    made = [pieces[0]]
-    for piece in pieces[1:]:  # in one pass: what is filled in is not looked at again
-        name, _, rest = piece.partition("}}")
-        made += [parts[name], rest]
-    return "".join(made)
+    return filled(parts, [panel for panel in _panels(report) if panel[2]], charts(report))
 
 
-def _panels(report: Findings) -> list[tuple[str, str, str]]:
+def failure_page(model: str, error: Exception) -> str:
+    """Of a model that cannot be converted: which operators stand in the way, and where."""
+    places = getattr(error, "places", ())
+    body = table(
+        ["operator", "module", "place", "reason"],
+        [[text(p.operator), text(p.module or "(model)"), text(p.source), text(p.reason)] for p in places],
+        (0, 1, 2, 3),
+    )
+    parts = {
+        "model": escape(model),
+        "facts": "not validated",
+        "partial": "",
+        "grade": "poor",
+        "recommendation": "This model cannot be converted.",
+        "reasons": escape(str(error).splitlines()[0]),
+        "grades": "",
+        "footer": "",
+    }
+    advice = f"<h3>In full</h3><pre>{escape(str(error))}</pre>"
+    return filled(parts, [("reason", "What stands in the way", (body if places else "") + advice)], {})
+
+
+def _panels(report: Findings) -> list[Panel]:
     return [
         ("agreement", "Agreement", _agreement(report)),
         ("quality", "Against targets", _quality(report)),
@@ -80,8 +77,9 @@ def _agreement(report: Findings) -> str:
         "<p>Every method beside MC dropout. The worth in MC samples is the number of samples at which MC "
         "dropout itself is as far from all samples as this tier is.</p>"
         + _figures(report, AGREEMENT, [m for m in report.figures if m != MC])
-        + _chart("What a tier is worth", "convergence")
-        + _note("Where the curve of MC dropout crosses a tier's line stands the tier's worth in samples.")
+        + note(f"{report.sampling_error}.")
+        + chart("What a tier is worth", "convergence")
+        + note("Where the curve of MC dropout crosses a tier's line stands the tier's worth in samples.")
     )
 
 
@@ -96,25 +94,25 @@ def _quality(report: Findings) -> str:
         ("Selective prediction", "selective"),
         ("Coverage of intervals", "coverage"),
     ):
-        body += _chart(title, key) if key in found else ""
+        body += chart(title, key) if key in found else ""
     if report.task == "regression":
-        body += _note("The noise in the data is fitted on every second input; figures are of the others.")
-    return body + _note("In brackets: intervals of 95 %.")
+        body += note("The noise in the data is fitted on every second input; figures are of the others.")
+    return body + note("In brackets: intervals of 95 %.")
 
 
 def _outputs(report: Findings) -> str:
-    body = _chart("Std, place by place", "std")
-    body += _note("At most 1,000 places, evenly spaced over inputs and outputs.")
+    body = chart("Std, place by place", "std")
+    body += note("At most 1,000 places, evenly spaced over inputs and outputs.")
     for tier, rows in report.worst_outputs.items():
         header = ["output", "std / MC std", "std correlation", "mean shift / std"]
         cells: list[list[Cell]] = [
             [
                 (str(r.output), float(r.output)),
-                *[_number(v) for v in (r.std_ratio, r.std_correlation, r.mean_shift)],
+                *[number(v) for v in (r.std_ratio, r.std_correlation, r.mean_shift)],
             ]
             for r in rows
         ]
-        body += f"<h3>Tier {escape(tier)}: outputs, worst first</h3>" + _table(header, cells)
+        body += f"<h3>Tier {escape(tier)}: outputs, worst first</h3>" + table(header, cells)
     return body
 
 
@@ -132,7 +130,7 @@ def _layers(report: Findings) -> str:
         "the covariance of the sweep back.</p>"
     )
     for tier, why in report.missing_layers.items():
-        body += _note(f"Tier {tier}: {why}.")
+        body += note(f"Tier {tier}: {why}.")
     header = ["module", "operator", "depth", "std / MC std", "std correlation", "mean shift", "introduced"]
     for tier, rows in report.layers.items():
         worst = sorted(rows, key=lambda r: -r.introduced)[:_MOST_LAYERS]
@@ -141,12 +139,12 @@ def _layers(report: Findings) -> str:
                 (escape(r.module or "(model)"), r.module),
                 (f'<span title="{escape(r.source)}">{escape(r.operator)}</span>', r.operator),
                 (str(r.depth), float(r.depth)),
-                *[_number(v) for v in (r.std_ratio, r.std_correlation, r.mean_shift, r.introduced)],
+                *[number(v) for v in (r.std_ratio, r.std_correlation, r.mean_shift, r.introduced)],
             ]
             for r in worst
         ]
-        body += f"<h3>Tier {escape(tier)}</h3>" + _chart("", f"layers-{tier}") + _table(header, cells, (0, 1))
-        body += _note(f"The {len(worst)} nodes of {len(rows)} that introduce most, worst first.")
+        body += f"<h3>Tier {escape(tier)}</h3>" + chart("", f"layers-{tier}") + table(header, cells, (0, 1))
+        body += note(f"The {len(worst)} nodes of {len(rows)} that introduce most, worst first.")
     return body
 
 
@@ -158,7 +156,7 @@ def _novelty(report: Findings) -> str:
     return (
         f"<p>How well {score} tells {report.n_ood} novel inputs from {report.n_inputs} known ones.</p>"
         + _figures(report, ["ood_auroc"], methods)
-        + _chart("ROC", "roc")
+        + chart("ROC", "roc")
     )
 
 
@@ -169,15 +167,15 @@ def _cost(report: Findings) -> str:
     rows: list[list[Cell]] = [
         [
             (str(r.batch), float(r.batch)),
-            _number(1e3 * r.plain_seconds),
+            number(1e3 * r.plain_seconds),
             *[(f"{v:.1f}", v) for v in r.ratios.values()],
         ]
         for r in report.latency
     ]
     return (
         "<p>Time in units of one plain pass, on this machine, not compiled; methods took turns.</p>"
-        + _table(header, rows)
-        + _note(report.machine)
+        + table(header, rows)
+        + note(report.machine)
     )
 
 
@@ -196,7 +194,7 @@ def _method(report: Findings) -> str:
     body = (
         "<p>A tier has the first of these grades all of whose limits it reaches. "
         "Limits allow for the error of sampling: stds of few samples scatter, and so do means.</p>"
-        + _table(header, rows)
+        + table(header, rows)
     )
     body += (
         f"<p>MC dropout: {report.n_samples:,} samples for every input, seed {report.seed}. Its error with T "
@@ -220,48 +218,9 @@ def _figures(report: Findings, names: Sequence[str], methods: list[str]) -> str:
                 worth = report.worths.get(method)
                 cells.append(("-", None) if worth is None else (escape(str(worth)), worth.value))
             else:
-                cells.append(_number(report.figures[method].get(name)))
+                cells.append(number(report.figures[method].get(name)))
         rows.append(cells)
-    return _table(["method", *[LABELS[n] for n in used]], rows, chosen=report.verdict.recommendation)
-
-
-def _number(value: float | Estimate | None) -> Cell:
-    if isinstance(value, Estimate):
-        text, _, interval = shown(value).partition(" ")
-        return f'{text} <span class="interval">{escape(interval)}</span>', value.value
-    if value is None or math.isnan(value):
-        return "-", None
-    return escape(shown(value)), value
-
-
-def _table(header: list[str], rows: list[list[Cell]], text: Sequence[int] = (0,), chosen: str = "") -> str:
-    def cell(i: int, content: Cell) -> str:
-        markup, key = content
-        style = ' class="text"' if i in text else ""
-        return f'<td{style} data-value="{escape("" if key is None else str(key))}">{markup}</td>'
-
-    head = "".join(
-        f'<th scope="col"{" class=text" if i in text else ""}>{escape(h)}</th>' for i, h in enumerate(header)
-    )
-    lines = [
-        f"<tr{' class=chosen' if chosen and row[0][1] == chosen else ''}>"
-        + "".join(cell(i, c) for i, c in enumerate(row))
-        + "</tr>"
-        for row in rows
-    ]
-    return (
-        '<div class="wide" tabindex="0" role="region" aria-label="Table"><table class="sortable">'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>\n"
-    )
-
-
-def _chart(title: str, key: str) -> str:
-    head = f"<h3>{escape(title)}</h3>" if title else ""
-    return f'{head}<div class="chart" data-chart="{escape(key)}"></div>\n'
-
-
-def _note(text: str) -> str:
-    return f'<p class="note">{escape(text)}</p>\n'
+    return table(["method", *[LABELS[n] for n in used]], rows, chosen=report.verdict.recommendation)
 
 
 def _facts(report: Findings) -> str:
@@ -282,23 +241,3 @@ def _partial(report: Findings) -> str:
 def _footer(report: Findings) -> str:
     used = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     return f"{used}. {report.machine}. Charts: uPlot, MIT licence."
-
-
-def _embedded(value: dict[str, Any]) -> str:
-    """JSON that cannot end its script element."""
-
-    def finite(v: Any) -> Any:
-        if isinstance(v, dict):
-            return {k: finite(u) for k, u in v.items()}
-        if isinstance(v, list):
-            return [finite(u) for u in v]
-        if isinstance(v, float):
-            return float(f"{v:.6g}") if math.isfinite(v) else None
-        return v
-
-    text = json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _read(name: str) -> str:
-    return (files("momentprop.validation") / "page_files" / name).read_text(encoding="utf-8")

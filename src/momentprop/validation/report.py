@@ -44,8 +44,9 @@ class Report(Findings):
 
     @property
     def remarks(self) -> list[str]:
-        """What is not there, and why."""
-        return [f"tier {tier} is missing: {why.splitlines()[0]}" for tier, why in self.missing.items()]
+        """How well the truth is known; what is not there, and why."""
+        missing = [f"Tier {tier} is missing: {why.splitlines()[0]}" for tier, why in self.missing.items()]
+        return [f"{self.sampling_error}.", *missing]
 
     def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
         """(title, header, rows) of the summary, as text."""

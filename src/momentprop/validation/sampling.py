@@ -19,14 +19,17 @@ from momentprop.montecarlo import Collector, lookup
 from momentprop.sampler import Run, Sampler
 from momentprop.trace import Trace
 from momentprop.validation.equivalence import MOST_BLOCKS, SIZES, Classes, Gaussian, Predictive, entropy
-from momentprop.validation.inputs import Inputs
+from momentprop.validation.inputs import BATCH, Inputs
+from momentprop.validation.interruption import between_steps
 from momentprop.validation.outputs import Head, Layout
 
 Progress = Callable[[int, int], None]
 
 _WORKING_SET = 2**20  # elements of the largest activation: as in montecarlo.py
 _BLOCK_SUMS = 2**21  # elements of the sums kept for one size of blocks
-_KEPT = 2**23  # elements of samples kept, for mixtures
+_KEPT, _MOST_KEPT = 2**23, 1000  # elements of samples kept of all inputs, and samples, for mixtures
+_FEWEST_KEPT = 50  # a mixture of less is no predictive distribution: then it is the Gaussian
+_ROWS = 2**20  # numbers that the rows of one batch of inputs have
 _LEAST = 20  # samples that make a report of an interrupted first batch
 
 
@@ -51,7 +54,7 @@ class Sampled:
     @property
     def curve(self) -> dict[int, float]:
         """Size of blocks -> mean divergence."""
-        return {size: values.mean().item() for size, values in self.divergence.items()}
+        return {size: values.nanmean().item() for size, values in self.divergence.items()}
 
 
 def kind_of(layout: Layout) -> Predictive:
@@ -78,7 +81,6 @@ def sample(
     seed: int,
     *,
     output: int = 0,
-    batch: int = 50,
     progress: Progress | None = None,
 ) -> Sampled:
     """All inputs; after Ctrl-C, those that are done."""
@@ -90,22 +92,23 @@ def sample(
     state = [lookup(model, name, traced.constants) for name in traced.state]
     done: list[Sampled] = []
     total, before = len(inputs) * n_samples, 0
-    for number, given in enumerate(inputs.batches(batch)):
-        leaves = traced.signature.flatten(given, {})
-        stream = _Stream(layout, n_samples)
-        try:
-            with torch.no_grad():
-                run = sampler.start(state, leaves)
+    keep = min(n_samples, _MOST_KEPT, _KEPT // (len(inputs) * layout.size))
+    with torch.no_grad(), between_steps() as check:
+        for number, given in enumerate(inputs.batches(max(1, min(BATCH, _ROWS // layout.size)))):
+            stream = _Stream(layout, n_samples, keep if keep >= min(n_samples, _FEWEST_KEPT) else 0)
+            try:
+                run = sampler.start(state, traced.signature.flatten(given, {}))
                 for chunk in _chunks(run, n_samples, seed * 65_537 + number):
                     stream.add(chunk[place])
                     if progress is not None:
                         progress(before + stream.count * len(given[0]), total)
-        except KeyboardInterrupt:
-            if not done and stream.count < _LEAST:
-                raise
-            return _joined(done or [stream.result()], interrupted=True)
-        done.append(stream.result())
-        before += n_samples * len(given[0])
+                    check()
+            except KeyboardInterrupt:
+                if not done and stream.count < _LEAST:
+                    raise
+                return _joined(done or [stream.result()], interrupted=True)
+            done.append(stream.result())
+            before += n_samples * len(given[0])
     return _joined(done)
 
 
@@ -123,8 +126,8 @@ def _chunks(run: Run, n_samples: int, seed: int) -> Any:
 class _Stream:
     """The samples of one batch of inputs."""
 
-    def __init__(self, layout: Layout, n_samples: int) -> None:
-        self.layout, self.n_samples = layout, n_samples
+    def __init__(self, layout: Layout, n_samples: int, keep: int) -> None:
+        self.layout, self.n_samples, self.keep = layout, n_samples, keep
         self.kind = kind_of(layout)
         self.count = 0
         self.moments = Collector(n_samples, keep=False)
@@ -144,8 +147,8 @@ class _Stream:
             centred = values.double() - self.shift
             numbers = torch.stack([centred, centred * centred], -1)
             doubt = torch.zeros(())
-            if sum(len(k) for k in self.kept) * values[0].numel() < _KEPT:
-                self.kept.append(values.float())
+            if self.count < self.keep:
+                self.kept.append(values[: self.keep - self.count].float())
         if self.count == 0:
             self.total, self.doubt = torch.zeros_like(numbers[0]), torch.zeros_like(doubt)
             for size in self.sizes:
@@ -210,8 +213,6 @@ def _joined(parts: list[Sampled], interrupted: bool = False) -> Sampled:
         return torch.cat(found, dim) if found else None
 
     sizes = parts[0].divergence
-    kept = [p.samples for p in parts if p.samples is not None]
-    least = min((len(k) for k in kept), default=0)
     return Sampled(
         n_samples=parts[0].n_samples,
         mean=together("mean"),
@@ -221,6 +222,6 @@ def _joined(parts: list[Sampled], interrupted: bool = False) -> Sampled:
         divergence={size: torch.cat([p.divergence[size] for p in parts]) for size in sizes},
         probs=together("probs"),
         mutual_information=together("mutual_information"),
-        samples=torch.cat([k[:least] for k in kept], 1) if kept else None,
+        samples=together("samples", 1),
         interrupted=interrupted,
     )

@@ -13,8 +13,9 @@ from momentprop.convert import BayesianNetwork
 from momentprop.errors import CovarianceError, MissingRuleError
 from momentprop.selection import Selection
 from momentprop.trace import Trace, trace
+from momentprop.unsupported import UNSUPPORTED
 from momentprop.validation.inputs import Inputs
-from momentprop.validation.outputs import Layout, one_output
+from momentprop.validation.outputs import LOGITS, Layout, one_output
 
 TIERS = ("paper", "fast", "accurate")
 _MOST_OUTPUTS = 64  # per input, up to which `accurate` is tried unless it is asked for
@@ -34,6 +35,8 @@ def convert_tiers(model: nn.Module, inputs: Inputs, wanted: Sequence[str] | None
     unknown = [tier for tier in wanted or () if tier not in TIERS]
     if unknown:
         raise ValueError(f"tiers must be among {', '.join(TIERS)}, not {unknown[0]!r}")
+    if unsupported not in UNSUPPORTED:
+        raise ValueError(f"unsupported must be one of {', '.join(UNSUPPORTED)}, not {unsupported!r}")
     traced = trace(model, inputs.first(2).tensors)
     made = Tiers(traced, {})
     certain = (False,) * len(traced.input_nodes)
@@ -67,6 +70,10 @@ class Predicted:
     probs: Tensor | None = None  # [n, positions, K]
     mutual_information: Tensor | None = None  # [n, positions]
 
+    def first(self, count: int) -> Predicted:
+        probs, information = (None if v is None else v[:count] for v in (self.probs, self.mutual_information))
+        return Predicted(self.mean[:count], self.variance[:count], probs, information)
+
 
 def predict(network: nn.Module, inputs: Inputs, layout: Layout, output: int, batch: int) -> Predicted:
     """Moments of a converted network, and the classes' predictive distribution that they give."""
@@ -78,8 +85,10 @@ def predict(network: nn.Module, inputs: Inputs, layout: Layout, output: int, bat
             moments = one_output(network(*given), output)
         probs = information = None
         if layout.is_classes:
-            kind = None if layout.head is not None else layout.kind
-            found = classify(moments, kind=kind)
+            if layout.head is None:
+                found = classify(moments, kind=layout.kind)
+            else:
+                found = classify(moments, dim=layout.class_dim if layout.head[0] == LOGITS else None)
             probs = layout.of_predictive(found.probs)
             information = layout.of_predictive(found.mutual_information.unsqueeze(1)).squeeze(-1)
         mean, variance = (layout.values(v).double() for v in (moments.mean, moments.variance))

@@ -5,29 +5,27 @@ from __future__ import annotations
 import importlib.util
 import platform
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from momentprop.errors import InputError, MissingExtraError
-from momentprop.validation import figures as measured
-from momentprop.validation.equivalence import equivalent_samples
+from momentprop.validation.comparison import Methods, add_novelty, compare
 from momentprop.validation.findings import MC, PLAIN
-from momentprop.validation.inputs import Inputs, check_targets, collect, task_of
-from momentprop.validation.latency import LatencyRow, measure
+from momentprop.validation.inputs import BATCH, Inputs, collect, task_of
+from momentprop.validation.latency import measure
 from momentprop.validation.layers import LayerRow, compare_layers
-from momentprop.validation.outputs import Layout, evenly, one_output
+from momentprop.validation.outputs import Layout, one_output
 from momentprop.validation.report import Report
-from momentprop.validation.sampling import Sampled, kind_of, output_of, sample
-from momentprop.validation.tiers import Predicted, Tiers, convert_tiers, plain, predict
-from momentprop.validation.verdict import judge
+from momentprop.validation.sampling import Sampled, output_of, sample
+from momentprop.validation.tiers import Predicted, convert_tiers, plain, predict
 from momentprop.version import __version__
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
-_BATCH = 50
-_SCATTER = 1000  # points of the chart of stds
 _LAYER_INPUTS, _LAYER_SAMPLES = 16, 1000
 _OOD_SAMPLES = 200
 
@@ -93,7 +91,7 @@ def validate(
     model.eval()
     try:
         return _Validation(model, inputs, task, output, n_samples, seed, tell).run(
-            ood_loader, targets, tiers, saved, layers, unsupported, name or type(model).__name__
+            ood_loader, tiers, saved, layers, unsupported, name or type(model).__name__
         )
     finally:
         model.train(was_training)
@@ -116,46 +114,48 @@ class _Validation:
     def run(
         self,
         ood_loader: Iterable[Any] | None,
-        targets: bool,
         tiers: Sequence[str] | None,
         saved: nn.Module | None,
         layers: bool,
         unsupported: str,
         name: str,
     ) -> Report:
+        example = self._example()
+        novel = None if ood_loader is None else self._novel(ood_loader)
         self.tell("converting", 0, 1)
         made = convert_tiers(self.model, self.inputs, tiers, unsupported)
+        self.trace = made.trace
         self.networks: dict[str, nn.Module] = dict(made.networks)
         if saved is not None:
             self.networks["saved"] = saved
-        _, head = output_of(made.trace, self.output)
-        with torch.no_grad():
-            example = one_output(self.model(*self.inputs.first(2).tensors), self.output)
-        self.layout = Layout.of(example, self.task, head)
-        whole = example.new_zeros(1).expand(len(self.inputs), *example.shape[1:])
-        check_targets(self.inputs.targets, self.task, whole, self.layout.kind)
-        novel = None if ood_loader is None else self._novel(ood_loader, targets)
+        _, head = output_of(self.trace, self.output)
+        self.layout = Layout.of(example, self.task, head, self.inputs.targets)
+        if self.inputs.targets is not None:
+            self.layout.check(self.inputs.targets)
         self.tell("predicting", 0, 1)
-        rows = self._predicted(self.inputs)
+        predicted = self._predicted(self.inputs)
         self.tell("timing", 0, 1)
         latency = measure(self.model, self.networks, self.inputs)
-        found: dict[str, list[LayerRow]] = {}
-        missing_layers: dict[str, str] = {}
         few = self.inputs.first(_LAYER_INPUTS)
         layer_samples = min(self.n_samples, _LAYER_SAMPLES)
+        rows: dict[str, list[LayerRow]] = {}
+        missing_layers: dict[str, str] = {}
         if layers:
-            self.tell("layers", 0, 1)
-            for tier, found_rows, why in compare_layers(made.networks, few, layer_samples, self.seed + 1):
-                found[tier] = found_rows
-                if why:
-                    missing_layers[tier] = why
-        mc = self._sampled(made, self.inputs, self.n_samples, "sampling")
-        rows = {method: _first(row, len(mc)) for method, row in rows.items()}
-        everything: dict[str, Predicted | Sampled] = {PLAIN: rows.pop(PLAIN), MC: mc, **rows}
-        report = self._compared(everything, mc, latency, found)
-        curves = report["curves"]
+            rows, missing_layers = compare_layers(
+                made.networks, few, layer_samples, self.seed + 1, partial(self.tell, "layers")
+            )
+        mc = self._sampled(self.inputs, self.n_samples, "sampling")
+        predicted = {method: row.first(len(mc)) for method, row in predicted.items()}
+        found = compare(predicted, mc, self.layout, self.inputs.targets, latency, rows)
+        interrupted = mc.interrupted
         if novel is not None:
-            self._compare_novel(everything, made, novel, report["figures"], curves, mc.interrupted)
+            self.tell("predicting novel inputs", 0, 1)
+            others: Methods = dict(self._predicted(novel))
+            sampled = None if interrupted else self._sampled_novel(novel)
+            interrupted = sampled is None or sampled.interrupted
+            if sampled is not None:
+                others[MC] = sampled
+            add_novelty(found, {**predicted, MC: mc}, others, self.layout)
         return Report(
             model=name,
             task=self.task,
@@ -163,10 +163,10 @@ class _Validation:
             n_samples=mc.n_samples,
             seed=self.seed,
             n_ood=0 if novel is None else len(novel),
-            partial=mc.interrupted,
+            partial=interrupted,
             outputs=self.layout.shape,
             latency=latency,
-            layers={tier: r for tier, r in found.items() if r},
+            layers=rows,
             layer_inputs=len(few),
             layer_samples=layer_samples,
             missing=made.missing,
@@ -177,118 +177,69 @@ class _Validation:
                 "python": platform.python_version(),
             },
             machine=f"{platform.machine()}, {torch.get_num_threads()} thread(s)",
-            **report,
+            **found,
         )
 
-    def _novel(self, loader: Iterable[Any], targets: bool) -> Inputs:
-        batches = list(loader)
-        # novel inputs need no targets, but may have some
+    def _example(self) -> Tensor:
+        """What the model gives for two inputs: whether it runs at all, before anything long starts."""
+        given = self.inputs.first(2).tensors
+        try:
+            with torch.no_grad():
+                outputs = self.model(*given)
+        except Exception as error:
+            inputs = " and ".join(f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in given)
+            raise InputError(
+                f"the model does not run on these inputs, {inputs}: {type(error).__name__}: {error}"
+            ) from error
+        example = one_output(outputs, self.output)
+        if example.dim() == 0 or len(example) != len(given[0]):
+            raise InputError(
+                f"the output must have a row for every input; {len(given[0])} inputs gave "
+                f"{list(example.shape)}"
+            )
+        if not bool(example.isfinite().all()):
+            raise InputError("the plain network gives NaN or infinite outputs on the first of these inputs")
+        return example
+
+    def _novel(self, loader: Iterable[Any]) -> Inputs:
+        """Novel inputs need no targets, but may have some."""
+        rest = iter(loader)
+        first = list(islice(rest, 1))
         width = len(self.inputs.tensors)
-        has = targets and bool(batches) and isinstance(batches[0], (tuple, list)) and len(batches[0]) > width
-        novel = collect(batches, len(self.inputs), has, "the novel data")
-        for mine, other in zip(self.inputs.tensors, novel.tensors, strict=True):
-            if mine.shape[1:] != other.shape[1:] or mine.dtype != other.dtype:
-                raise InputError(
-                    f"novel inputs are {other.dtype} {list(other.shape[1:])} each, and the others "
-                    f"{mine.dtype} {list(mine.shape[1:])}"
-                )
+        has = bool(first) and isinstance(first[0], (tuple, list)) and len(first[0]) > width
+        novel = collect(chain(first, rest), len(self.inputs), has, "the novel data")
+        mine, other = (
+            [f"{t.dtype} {list(t.shape[1:])}" for t in inputs.tensors] for inputs in (self.inputs, novel)
+        )
+        if mine != other:
+            raise InputError(f"novel inputs are {', '.join(other)} each, and the others {', '.join(mine)}")
         return novel
 
     def _predicted(self, inputs: Inputs) -> dict[str, Predicted]:
-        rows = {PLAIN: plain(self.model, inputs, self.layout, self.output, _BATCH)}
+        rows = {PLAIN: plain(self.model, inputs, self.layout, self.output, BATCH)}
         for tier, network in self.networks.items():
-            rows[tier] = predict(network, inputs, self.layout, self.output, _BATCH)
+            rows[tier] = predict(network, inputs, self.layout, self.output, BATCH)
         return rows
 
-    def _sampled(self, made: Tiers, inputs: Inputs, n_samples: int, stage: str) -> Sampled:
+    def _sampled(self, inputs: Inputs, n_samples: int, stage: str) -> Sampled:
+        tell = partial(self.tell, stage)
         return sample(
             self.model,
-            made.trace,
+            self.trace,
             inputs,
             self.layout,
             n_samples,
             self.seed,
             output=self.output,
-            batch=_BATCH,
-            progress=lambda done, total: self.tell(stage, done, total),
+            progress=tell,
         )
 
-    def _compared(
-        self,
-        methods: dict[str, Predicted | Sampled],
-        mc: Sampled,
-        latency: list[LatencyRow],
-        layers: dict[str, list[LayerRow]],
-    ) -> dict[str, Any]:
-        kind, truth = kind_of(self.layout), _predictive(mc)
-        found: dict[str, measured.Figures] = {}
-        curves: dict[str, dict[str, Any]] = {}
-        worths, worst = {}, {}
-        targets = self.inputs.targets
-        y = None if targets is None else self.layout.target_rows(targets)[: len(mc)]
-        for name, rows in methods.items():
-            found[name], curves[name] = {}, {}
-            if rows is not mc:
-                found[name] |= measured.moment_figures(rows, mc)
-                kl = kind.kl(truth, _predictive(rows)).mean().item()
-                found[name]["kl"] = kl
-                if name != PLAIN:
-                    worths[name] = equivalent_samples(kl, mc.curve)
-                    assert isinstance(rows, Predicted)
-                    worst[name] = measured.worst_outputs(rows, mc)
-            if rows.probs is not None and mc.probs is not None:
-                found[name] |= measured.class_figures(rows.probs, mc.probs, y)
-                if y is not None:
-                    curves[name] |= measured.class_curves(rows.probs, y)
-            elif self.task == "regression" and y is not None:
-                more, drawn = measured.regression_figures(rows, y)
-                found[name] |= more
-                curves[name] |= drawn
-        cost = {name: latency[-1].ratios[name] for name in worths} if latency else {}
-        verdict = judge(worths, found, cost, layers, mc.n_samples)
-        chosen = evenly(mc.variance.numel(), _SCATTER)
-        scatter = {
-            name: rows.variance.flatten()[chosen].sqrt().tolist()
-            for name, rows in methods.items()
-            if name != PLAIN
-        }
-        return {
-            "figures": found,
-            "curves": curves,
-            "worths": worths,
-            "worst_outputs": worst,
-            "convergence": mc.curve,
-            "scatter": scatter,
-            "verdict": verdict,
-        }
-
-    def _compare_novel(
-        self,
-        methods: dict[str, Predicted | Sampled],
-        made: Tiers,
-        novel: Inputs,
-        figures: dict[str, measured.Figures],
-        curves: dict[str, dict[str, Any]],
-        interrupted: bool,
-    ) -> None:
-        rows: dict[str, Predicted | Sampled] = dict(self._predicted(novel))
-        if not interrupted:
-            rows[MC] = self._sampled(made, novel, min(self.n_samples, _OOD_SAMPLES), "sampling novel inputs")
-        for name, other in rows.items():
-            more, drawn = measured.novelty_figures(measured.novelty(methods[name]), measured.novelty(other))
-            if self.layout.is_classes or name != PLAIN:  # a plain regression has no score
-                figures[name] |= more
-                curves[name] |= drawn
-
-
-def _predictive(rows: Predicted | Sampled) -> Tensor:
-    """As equivalence.py has it: [n, positions, K], or [n, elements, 2]."""
-    return rows.probs if rows.probs is not None else torch.stack([rows.mean, rows.variance], -1)
-
-
-def _first(rows: Predicted, count: int) -> Predicted:
-    probs, information = (None if v is None else v[:count] for v in (rows.probs, rows.mutual_information))
-    return Predicted(rows.mean[:count], rows.variance[:count], probs, information)
+    def _sampled_novel(self, novel: Inputs) -> Sampled | None:
+        """None if it was interrupted before there was anything: the rest is worth a report all the same."""
+        try:
+            return self._sampled(novel, min(self.n_samples, _OOD_SAMPLES), "sampling novel inputs")
+        except KeyboardInterrupt:
+            return None
 
 
 def _check_extras(task: str, has_targets: bool, has_novel: bool) -> None:
