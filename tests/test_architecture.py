@@ -127,6 +127,18 @@ ORDER = [
     "",  # the public names
     "data",
     "experiments",
+    "benchmarking",
+    "benchmarking.turns",
+    "benchmarking.methods",
+    "benchmarking.subject",
+    "benchmarking.work",
+    "benchmarking.programs",
+    "benchmarking.sampling",
+    "benchmarking.runtimes",
+    "benchmarking.memory",
+    "benchmarking.rows",
+    "benchmarking.run",
+    "benchmarking.figure",
     "cli",
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))

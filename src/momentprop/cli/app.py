@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from momentprop.cli.bench import bench
 from momentprop.cli.data import data
 from momentprop.cli.demo import demo
 from momentprop.cli.export import export
@@ -17,6 +18,7 @@ from momentprop.cli.validate import validate
 from momentprop.version import __version__
 
 app = typer.Typer(name="momentprop", no_args_is_help=True, add_completion=False)
+app.command()(bench)
 app.command()(demo)
 app.command()(export)
 app.command()(inspect)

@@ -1,0 +1,104 @@
+"""A module as a program that runs without its Python code: AOTInductor's machine code, or ONNX Runtime."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from momentprop.errors import MissingExtraError
+from momentprop.exports.program import quiet
+
+Program = Callable[[Sequence[Tensor]], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how programs run."""
+
+    threads: int
+    folder: Path  # of the files of programs: each is made once
+    backend: str = "inductor"  # of torch.compile
+    arena: bool = True  # ONNX Runtime keeps memory for the next call; without, its peak can be seen
+
+
+def exported(module: nn.Module, inputs: Sequence[Tensor], dynamic: Sequence[Any]) -> ExportedProgram:
+    """`dynamic`: for every input a dictionary of its free dimensions, or None."""
+
+    class Flat(nn.Module):  # torch.export wants to know the names of the inputs
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = module
+
+        def forward(self, *tensors: Tensor) -> Any:
+            return self.inner(*tensors)
+
+    with quiet(), torch.no_grad():
+        return torch.export.export(
+            Flat().eval(), tuple(inputs), dynamic_shapes=(tuple(dynamic),), strict=False
+        )
+
+
+def packaged(module: nn.Module, inputs: Sequence[Tensor], dynamic: Sequence[Any], path: Path) -> Program:
+    """Machine code by AOTInductor, in a file that is made unless it is there."""
+    from torch._inductor import aoti_compile_and_package, aoti_load_package
+
+    if not path.exists():
+        with quiet(), torch.no_grad():
+            aoti_compile_and_package(exported(module, inputs, dynamic), package_path=os.fspath(path))
+    loaded = aoti_load_package(os.fspath(path))
+
+    def run(tensors: Sequence[Tensor]) -> Sequence[Any]:
+        found = loaded(*tensors)
+        return found if isinstance(found, (tuple, list)) else [found]
+
+    return run
+
+
+def in_onnx(
+    module: nn.Module, inputs: Sequence[Tensor], dynamic: Sequence[Any], path: Path, setting: Setting
+) -> Program:
+    """ONNX Runtime on a file that is made unless it is there."""
+    check_onnx()
+    if not path.exists():
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        with quiet(), torch.no_grad():
+            made = torch.onnx.export(
+                exported(module, inputs, dynamic), dynamo=True, external_data=False, verbose=False
+            )
+        assert made is not None
+        made.save(os.fspath(path))
+    return session(path, setting)
+
+
+def check_onnx() -> None:
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, "onnx")
+
+
+def session(path: Path, setting: Setting) -> Program:
+    """A file in ONNX Runtime."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    options.intra_op_num_threads = setting.threads
+    options.inter_op_num_threads = 1
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = setting.arena
+    opened = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in opened.get_inputs()]
+
+    def run(tensors: Sequence[Tensor]) -> Sequence[Any]:
+        found: list[Any] = opened.run(None, dict(zip(names, [t.numpy() for t in tensors], strict=True)))
+        return found
+
+    return run

@@ -1,0 +1,119 @@
+"""Every method in every runtime, as a function of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from momentprop.benchmarking.methods import MC, PLAIN, SAVED, Method
+from momentprop.benchmarking.programs import Program, Setting, check_onnx, in_onnx, packaged, session
+from momentprop.benchmarking.sampling import sample_with
+from momentprop.benchmarking.subject import Subject
+from momentprop.exports.aoti import compile_package
+from momentprop.exports.archive import load
+from momentprop.exports.loaded import LoadedNetwork
+from momentprop.exports.onnx import export_onnx
+from momentprop.montecarlo import monte_carlo
+
+RUNTIMES = ("eager", "compiled", "aot", "onnx")
+_BATCH = 97  # of example inputs: no size of a layer, so that no code takes them for the same
+
+Call = Callable[[tuple[Tensor, ...]], object]
+
+
+def prepare(subject: Subject, method: Method, runtime: str, setting: Setting) -> Call:
+    """inputs -> outputs, as a user of that runtime would have them. Raises where that is not possible.
+
+    The plain network in the same runtime has its free batch, its threads and its precision.
+    """
+    if runtime not in RUNTIMES:
+        raise ValueError(f"runtimes are {', '.join(RUNTIMES)}, not {runtime!r}")
+    if runtime in ("eager", "compiled"):
+        return _in_torch(subject, method, runtime == "compiled", setting)
+    if runtime == "onnx":
+        check_onnx()
+    if method.kind == MC:
+        return _sampled(subject, method, runtime, setting)
+    if method.kind == PLAIN:
+        inputs = subject.batch(_BATCH)
+        program = _program(
+            subject.plain(), inputs, [{0: Dim.DYNAMIC}] * len(inputs), "plain", runtime, setting
+        )
+        return lambda x: program(x)
+    return _converted(subject, method, runtime, setting)
+
+
+def _in_torch(subject: Subject, method: Method, compiled: bool, setting: Setting) -> Call:
+    if method.kind == MC:
+        bnn, inductor = subject.converted("paper"), setting.backend == "inductor"
+        return lambda x: monte_carlo(
+            bnn, x, method.samples, compile=compiled and inductor, keep_samples=False
+        )
+    network: nn.Module
+    if method.kind == PLAIN:
+        network = subject.plain()
+    elif method.kind == SAVED:
+        network = _saved(subject)
+        if compiled:
+            network = network.program  # type: ignore[assignment]
+    else:
+        network = subject.frozen(method.kind)
+    function: Any = network
+    if compiled:
+        # static shapes are what a user who cares for speed compiles for
+        function = torch.compile(network, fullgraph=True, dynamic=False, backend=setting.backend)
+    return lambda x: function(*x)
+
+
+def _converted(subject: Subject, method: Method, runtime: str, setting: Setting) -> Call:
+    """Files as `compile_package` and `export_onnx` write them."""
+    path = setting.folder / f"{method.slug}-{setting.threads}.{'pt2' if runtime == 'aot' else 'onnx'}"
+    is_saved = method.kind == SAVED
+    if runtime == "onnx":
+        if not path.exists():
+            export_onnx(_saved(subject) if is_saved else subject.converted(method.kind), path, verify=False)
+        program = session(path, setting)
+        return lambda x: program(x)
+    if is_saved and _is_machine_code(subject.saved):
+        loaded = subject.saved
+    else:
+        if not path.exists():
+            compile_package(_saved(subject) if is_saved else subject.frozen(method.kind), path)
+        loaded = load(path)
+    assert loaded is not None
+    network: nn.Module = loaded
+    return lambda x: network(*x)
+
+
+def _saved(subject: Subject) -> nn.Module:
+    if subject.saved is None:
+        raise LookupError("there is no saved network: name a .pt2 file")
+    if _is_machine_code(subject.saved):
+        raise LookupError("the file is machine code, which runs in the runtime aot only")
+    return subject.saved
+
+
+def _is_machine_code(network: nn.Module | None) -> bool:
+    return isinstance(network, LoadedNetwork) and network.metadata.kind == "aoti"
+
+
+def _sampled(subject: Subject, method: Method, runtime: str, setting: Setting) -> Call:
+    def make(module: nn.Module, inputs: Any, dynamic: Any, name: str) -> Program:
+        # the number of samples is free: every T uses the same two files
+        return _program(module, inputs, dynamic, f"mc-{name}", runtime, setting)
+
+    sample: Call = sample_with(subject.converted("paper"), make, subject.batch(_BATCH), method.samples)
+    return sample
+
+
+def _program(
+    module: nn.Module, inputs: Any, dynamic: Any, name: str, runtime: str, setting: Setting
+) -> Program:
+    path = setting.folder / f"{name}-{setting.threads}.{'pt2' if runtime == 'aot' else 'onnx'}"
+    if runtime == "aot":
+        return packaged(module, inputs, dynamic, path)
+    return in_onnx(module, inputs, dynamic, path, setting)
