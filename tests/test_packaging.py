@@ -54,7 +54,12 @@ else:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+# these take arguments and serve until they are stopped: tests/test_serve.py
+SERVICES = ("serve.py", "load_test.py")
+EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.name not in SERVICES]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_examples_run(example: Path) -> None:
     subprocess.run([sys.executable, example], check=True, capture_output=True, timeout=120)
 
