@@ -11,10 +11,10 @@ import torch
 from fidelity_evaluation import TIERS, evaluate
 from fidelity_networks import Case, first_output
 from fidelity_samples import load_samples
-from latency import keep_freed_memory, take_turns
 from torch import Tensor, nn
 
 import momentprop as mp
+from momentprop.benchmarking.turns import keep_freed_memory, take_turns
 
 BATCH = 32
 MC_SIZES = [1, 2, 5, 10, 20, 50, 100, 200, 500]
@@ -90,7 +90,9 @@ def _costs(model: nn.Module, x: Tensor, sizes: list[int], seconds: float) -> dic
     with torch.no_grad(), torch._dynamo.config.patch(automatic_dynamic_shapes=False):
         for group in (plain | tiers | few, plain | many):
             times = take_turns(group, seconds)
-            cost |= {name: time / times["plain"] for name, time in times.items() if name != "plain"}
+            cost |= {
+                name: time.median / times["plain"].median for name, time in times.items() if name != "plain"
+            }
     return cost
 
 

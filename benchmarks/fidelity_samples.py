@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from fidelity_networks import Case
 from images import CACHE
-from latency import multiply_adds
 from torch import Tensor, nn
 
 import momentprop as mp
+from momentprop.benchmarking.work import multiply_adds
 
 CHUNK = 500  # samples
 BATCH = 100  # inputs sampled at a time: larger batches of images fall out of the caches

@@ -2,7 +2,8 @@
 
 Prints, for several batch sizes and in one run, the median time of each method divided by that of the
 compiled plain network, beside the ratio of multiply-adds, which is the limit. Machines are noisy, so the
-methods take turns and only ratios are reported.
+methods take turns and only ratios are reported. A short check of the compiled tiers; `momentprop bench`
+measures every runtime.
 
     python benchmarks/latency.py [--threads 1] [--out latency.json]
 """
@@ -10,77 +11,19 @@ methods take turns and only ratios are reported.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import platform
-import statistics
 import time
 from collections.abc import Callable
 
 import torch
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 import momentprop as mp
+from momentprop.benchmarking.subject import paper_cnn
+from momentprop.benchmarking.turns import keep_freed_memory, take_turns
+from momentprop.benchmarking.work import multiply_adds
 
 TIERS = ("paper", "fast", "accurate")
-
-
-def paper_cnn(n_classes: int = 10) -> nn.Sequential:
-    """Three blocks of convolution, ReLU, pooling, dropout; two dense layers of 128."""
-    layers: list[nn.Module] = []
-    channels = 3
-    for width in (16, 32, 64):
-        layers += [nn.Conv2d(channels, width, 3, padding="same"), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3)]
-        channels = width
-    layers.append(nn.Flatten())
-    features = 64 * 4 * 4
-    for _ in range(2):
-        layers += [nn.Linear(features, 128), nn.ReLU(), nn.Dropout(0.3)]
-        features = 128
-    return nn.Sequential(*layers, nn.Linear(128, n_classes)).eval()
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep freed memory, as the allocators used for serving do; otherwise nothing happens.
-
-    By default it returns large buffers to the system after every call, and the page faults to get them back
-    can cost as much as the network at large batches, for one method more than for another.
-    """
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-    except OSError:
-        return
-    m_trim_threshold, m_mmap_threshold = -1, -3
-    libc.mallopt(m_trim_threshold, 2**30)
-    libc.mallopt(m_mmap_threshold, 2**30)
-
-
-def multiply_adds(function: Callable[[], object]) -> int:
-    with FlopCounterMode(display=False) as counter:
-        function()
-    return counter.get_total_flops() // 2
-
-
-def take_turns(methods: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Median seconds per call; the methods alternate, so that noise hits all of them alike.
-
-    Each takes a few calls in a row, as in use; the first of them is not counted, since memory and caches
-    are still as the method before left them.
-    """
-    times: dict[str, list[float]] = {name: [] for name in methods}
-    for function in methods.values():
-        for _ in range(3):
-            function()
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times[next(iter(times))]) < 5:
-        for name, function in methods.items():
-            for call in range(4):
-                start = time.perf_counter()
-                function()
-                if call:
-                    times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def main() -> None:
@@ -123,10 +66,10 @@ def main() -> None:
 
             methods: dict[str, Callable[[], object]] = {"plain": lambda x=x, f=plain: f(x), mc: sample}
             for tier, bnn in tiers.items():
-                compiled = torch.compile(bnn, fullgraph=True, dynamic=False)
+                compiled = torch.compile(bnn.freeze(), fullgraph=True, dynamic=False)
                 methods[tier] = lambda x=x, f=compiled: f(x)
             times = take_turns(methods, args.seconds)
-            ratios = {name: times[name] / times["plain"] for name in methods}
+            ratios = {name: times[name].median / times["plain"].median for name in methods}
             rows.append({"batch": batch, "ratios": ratios})
             print(f"{batch:>16} " + " ".join(f"{ratios[name]:>13.2f}" for name in names), flush=True)
     if args.out:

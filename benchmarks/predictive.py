@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from fidelity_networks import load_case
 from fidelity_samples import load_samples
-from latency import keep_freed_memory, paper_cnn, take_turns
 from torch import Tensor
 
 import momentprop as mp
+from momentprop.benchmarking.subject import paper_cnn
+from momentprop.benchmarking.turns import keep_freed_memory, take_turns
 from momentprop.logits import METHODS, GaussianLogits
 from momentprop.montecarlo import SampledMoments
 
@@ -126,7 +127,11 @@ def overhead(batch: int = 256) -> dict[str, float]:
     together = torch.compile(predict, fullgraph=True, dynamic=False)
     with torch.no_grad():
         times = take_turns({"alone": lambda: alone(x), "together": lambda: together(x)}, 40.0)
-    return {"batch": batch, "classes": 10, "share_of_the_pass": times["together"] / times["alone"] - 1}
+    return {
+        "batch": batch,
+        "classes": 10,
+        "share_of_the_pass": times["together"].median / times["alone"].median - 1,
+    }
 
 
 def ensemble(count: int = 5, batch: int = 1) -> dict[str, Any]:
@@ -148,7 +153,8 @@ def ensemble(count: int = 5, batch: int = 1) -> dict[str, Any]:
         with torch.no_grad():
             times = take_turns(methods, 15.0)
         out[tier] = {
-            mode: times[f"{mode} stacked"] / times[f"{mode} one by one"] for mode in ("eager", "compiled")
+            mode: times[f"{mode} stacked"].median / times[f"{mode} one by one"].median
+            for mode in ("eager", "compiled")
         }
     return out
 

@@ -60,14 +60,20 @@ class Subject:
         return [_shape(x.dtype, x.shape[1:]) for x in self.inputs]
 
 
-def paper_subject(n_outputs: int = 10) -> Subject:
+def paper_cnn(n_outputs: int = 10) -> nn.Sequential:
     """The paper's CIFAR-10 network with random weights: times do not depend on them."""
+    return network(n_outputs).eval()
+
+
+def paper_regression() -> nn.Sequential:
+    """The same with one output, as for regression: `momentprop bench` can name it."""
+    return paper_cnn(1)
+
+
+def paper_subject(n_outputs: int = 10) -> Subject:
     torch.manual_seed(0)
-    return Subject(
-        f"the paper's CNN, {n_outputs} output{'s' * (n_outputs != 1)}",
-        (torch.randn(2, 3, 32, 32),),
-        network(n_outputs).eval(),
-    )
+    name = f"the paper's CNN, {n_outputs} output{'s' * (n_outputs != 1)}"
+    return Subject(name, (torch.randn(2, 3, 32, 32),), paper_cnn(n_outputs))
 
 
 def _shape(dtype: torch.dtype, sizes: Sequence[int]) -> str:
