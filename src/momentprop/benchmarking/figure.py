@@ -15,6 +15,7 @@ def draw(result: Result, path: str | os.PathLike[str]) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.ticker import ScalarFormatter
     except ImportError as error:  # momentprop.plots has said so already
         raise AssertionError from error
 
@@ -26,17 +27,25 @@ def draw(result: Result, path: str | os.PathLike[str]) -> None:
     )
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(threads), len(runtimes), sharex=True, sharey=True, squeeze=False)
-    colors = {method: COLORS[i % len(COLORS)] for i, method in enumerate(reversed(methods))}
+    # without black, on which the marks of the limit could not be seen
+    colors = {method: COLORS[1 + i % (len(COLORS) - 1)] for i, method in enumerate(reversed(methods))}
     for line, n in zip(axes, threads, strict=True):
         for panel, runtime in zip(line, runtimes, strict=True):
             _panel(panel, result, n, runtime, methods, colors)
             panel.set_title(f"{runtime}, {n} thread{'s' * (n > 1)}", fontsize=9)
+            panel.yaxis.set_major_formatter(ScalarFormatter())
         line[0].set_ylabel("time, in plain passes", fontsize=8)
     for panel in axes[-1]:
         panel.set_xlabel("batch", fontsize=8)
-    handles, labels = axes[0][0].get_legend_handles_labels()
+    found = dict(zip(*reversed(axes[0][0].get_legend_handles_labels()), strict=True))
+    labels = [*methods, *(label for label in found if label not in methods)]
     figure.legend(
-        handles, labels, fontsize=8, frameon=False, loc="outside upper center", ncols=min(6, len(labels))
+        [found[label] for label in labels],
+        labels,
+        fontsize=8,
+        frameon=False,
+        loc="outside upper center",
+        ncols=min(6, len(labels)),
     )
     figure.savefig(path)
 
