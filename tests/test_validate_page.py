@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 import momentprop as mp
+from momentprop.errors import Place
 from momentprop.validation import latency
+from momentprop.validation.page import failure_page
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
@@ -103,3 +105,14 @@ def test_a_phone_shows_it_without_scrolling_sideways(browser: Any) -> None:
     light = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
     assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") != light
+
+
+def test_what_cannot_be_converted_has_a_page_too(browser: Any, tmp_path: Path) -> None:
+    error = mp.MissingRuleError([Place("aten.<b>.default", "head.<i>", "model.py, line 3", "has no rule")])
+    (tmp_path / "failure.html").write_text(failure_page("<u>model", error), encoding="utf-8")
+    browser.get((tmp_path / "failure.html").as_uri())
+    assert browser.get_log("browser") == []
+    text = browser.find_element("css selector", "main").text
+    for name in ("aten.<b>.default", "head.<i>", "model.py, line 3", "This model cannot be converted."):
+        assert name in text
+    assert browser.find_elements("css selector", "b, i, u") == []

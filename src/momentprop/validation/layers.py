@@ -48,6 +48,11 @@ class LayerRow:
     introduced: float  # its error less the largest among its inputs
 
     @property
+    def short_operator(self) -> str:
+        """`aten.linear.default` is read as linear."""
+        return self.operator.removeprefix("aten.").split(".")[0]
+
+    @property
     def error(self) -> float:
         """Relative error of the std plus shift of the mean."""
         return abs(math.log(self.std_ratio)) + self.mean_shift if self.std_ratio > 0 else math.inf

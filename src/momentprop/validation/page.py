@@ -9,14 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
+from typing import TypeVar
 
 from momentprop.validation.charts import charts
 from momentprop.validation.findings import AGREEMENT, LABELS, MC, QUALITY, Findings
 from momentprop.validation.markup import Cell, Panel, chart, filled, note, number, table, text
 from momentprop.validation.verdict import FAIR, GOOD, GRADES
+from momentprop.version import __version__
 
 _CLASSES = {GOOD: "good", FAIR: "fair"}
 _MOST_LAYERS = 30
+_Rows = TypeVar("_Rows")
 
 
 def page(report: Findings) -> str:
@@ -52,9 +55,9 @@ def failure_page(model: str, error: Exception) -> str:
         "partial": "",
         "grade": "poor",
         "recommendation": "This model cannot be converted.",
-        "reasons": escape(str(error).splitlines()[0]),
+        "reasons": escape(str(error).splitlines()[0].rstrip(":") + "."),
         "grades": "",
-        "footer": "",
+        "footer": escape(f"momentprop {__version__}"),
     }
     advice = f"<h3>In full</h3><pre>{escape(str(error))}</pre>"
     return filled(parts, [("reason", "What stands in the way", (body if places else "") + advice)], {})
@@ -103,7 +106,7 @@ def _quality(report: Findings) -> str:
 def _outputs(report: Findings) -> str:
     body = chart("Std, place by place", "std")
     body += note("At most 1,000 places, evenly spaced over inputs and outputs.")
-    for tier, rows in report.worst_outputs.items():
+    for tier, rows in _recommended_first(report, report.worst_outputs):
         header = ["output", "std / MC std", "std correlation", "mean shift / std"]
         cells: list[list[Cell]] = [
             [
@@ -132,12 +135,15 @@ def _layers(report: Findings) -> str:
     for tier, why in report.missing_layers.items():
         body += note(f"Tier {tier}: {why}.")
     header = ["module", "operator", "depth", "std / MC std", "std correlation", "mean shift", "introduced"]
-    for tier, rows in report.layers.items():
+    for tier, rows in _recommended_first(report, report.layers):
         worst = sorted(rows, key=lambda r: -r.introduced)[:_MOST_LAYERS]
         cells: list[list[Cell]] = [
             [
                 (escape(r.module or "(model)"), r.module),
-                (f'<span title="{escape(r.source)}">{escape(r.operator)}</span>', r.operator),
+                (
+                    f'<span title="{escape(f"{r.operator} {r.source}")}">{escape(r.short_operator)}</span>',
+                    r.operator,
+                ),
                 (str(r.depth), float(r.depth)),
                 *[number(v) for v in (r.std_ratio, r.std_correlation, r.mean_shift, r.introduced)],
             ]
@@ -146,6 +152,10 @@ def _layers(report: Findings) -> str:
         body += f"<h3>Tier {escape(tier)}</h3>" + chart("", f"layers-{tier}") + table(header, cells, (0, 1))
         body += note(f"The {len(worst)} nodes of {len(rows)} that introduce most, worst first.")
     return body
+
+
+def _recommended_first(report: Findings, by_tier: dict[str, _Rows]) -> list[tuple[str, _Rows]]:
+    return sorted(by_tier.items(), key=lambda item: item[0] != report.verdict.recommendation)
 
 
 def _novelty(report: Findings) -> str:

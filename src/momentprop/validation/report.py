@@ -75,7 +75,7 @@ class Report(Findings):
             rows = [
                 [
                     r.module or "(model)",
-                    r.operator,
+                    r.short_operator,
                     f"{r.std_ratio:.3f}",
                     f"{r.mean_shift:.3f}",
                     f"{r.introduced:+.3f}",

@@ -145,6 +145,7 @@ class _Validation:
                 made.networks, few, layer_samples, self.seed + 1, partial(self.tell, "layers")
             )
         mc = self._sampled(self.inputs, self.n_samples, "sampling")
+        self.tell("comparing", 0, 1)
         predicted = {method: row.first(len(mc)) for method, row in predicted.items()}
         found = compare(predicted, mc, self.layout, self.inputs.targets, latency, rows)
         interrupted = mc.interrupted

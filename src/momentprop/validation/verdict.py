@@ -113,7 +113,7 @@ def _for_sampling(
     if rows:
         worst = max(rows, key=lambda r: r.introduced)
         where = worst.module or "the model itself"
-        found.append(f"Most of the error comes in at {where} ({worst.operator}).")
+        found.append(f"Most of the error comes in at {where} ({worst.short_operator}).")
     return tuple(found)
 
 

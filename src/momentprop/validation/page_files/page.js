@@ -108,7 +108,10 @@
       const swatch = document.createElement("i");
       const value = document.createElement("output");
       button.type = "button";
-      swatch.style.background = series[i].stroke;
+      if (s.dash) {
+        swatch.className = "dashed";
+        swatch.style.borderColor = series[i].stroke;
+      } else swatch.style.background = series[i].stroke;
       button.append(swatch, s.name, value);
       button.setAttribute("aria-pressed", String(series[i].show));
       outputs.push(value);
