@@ -53,9 +53,10 @@ def batches(n: int = 24) -> list[tuple[Tensor, Tensor]]:
 def test_a_classifier() -> None:
     model = classifier()
     model.train()
+    model[4].eval()
     novel = [3 * torch.randn(15, 6)]
     report = mp.validate(model, batches(), 100, novel)
-    assert model.training  # left as it was
+    assert [module.training for module in model] == [i != 4 for i in range(7)]  # left as they were
     assert (report.task, report.n_inputs, report.n_samples, report.n_ood) == ("classification", 24, 100, 15)
     assert list(report.figures) == ["plain", "MC dropout", "paper", "fast", "accurate"]
     for figures in report.figures.values():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -155,6 +158,28 @@ def test_an_interrupted_run_reports_and_has_status_130(folder: Path, monkeypatch
     assert status == 130, said
     assert "PARTIAL" in said
     assert "<strong>Partial.</strong>" in (folder / "report.html").read_text()
+
+
+def test_ctrl_c_in_a_terminal(folder: Path) -> None:
+    """A bar with the time that remains; then the report of what is done, and status 130."""
+    pty = pytest.importorskip("pty")
+    command = "from momentprop.cli import main; main()"
+    arguments = ["validated_model:build", "--data", "val.npz", "--samples", "100000000", "--no-layers"]
+    child, terminal = pty.fork()
+    if child == 0:
+        os.environ |= {"TERM": "xterm", "COLUMNS": "120", "PYTHONPATH": str(folder)}
+        os.execv(sys.executable, [sys.executable, "-c", command, "validate", *arguments])
+    said, pressed = "", False
+    with contextlib.suppress(OSError):  # the end, on Linux
+        while part := os.read(terminal, 2**16):
+            said += part.decode(errors="replace")
+            if not pressed and re.search(r"sampling.*?0%.*?\d:\d\d:\d\d", said):
+                os.write(terminal, b"\x03")
+                pressed = True
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert (pressed, status) == (True, 130), said[-2000:]
+    assert "PARTIAL, interrupted" in said
+    assert "Traceback" not in said
 
 
 def test_a_saved_network_beside_its_original(folder: Path) -> None:

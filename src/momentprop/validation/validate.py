@@ -87,14 +87,15 @@ def validate(
     task = task_of(inputs.targets, task)
     _check_extras(task, inputs.targets is not None, ood_loader is not None)
     tell = progress or (lambda stage, done, total: None)
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         return _Validation(model, inputs, task, output, n_samples, seed, tell).run(
             ood_loader, tiers, saved, layers, unsupported, name or type(model).__name__
         )
     finally:
-        model.train(was_training)
+        for module, mode in modes:
+            module.training = mode
 
 
 class _Validation:
