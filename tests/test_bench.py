@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 import momentprop as mp
 from momentprop.benchmarking import run as running
 from momentprop.benchmarking.methods import Method, choose
-from momentprop.benchmarking.programs import Setting
+from momentprop.benchmarking.programs import Setting, exported
 from momentprop.benchmarking.rows import Result, Row
 from momentprop.benchmarking.run import Plan, run, start
 from momentprop.benchmarking.runtimes import prepare
@@ -23,7 +24,7 @@ from momentprop.benchmarking.subject import Subject, paper_subject
 from momentprop.benchmarking.turns import Times, take_turns
 from momentprop.benchmarking.work import work_of
 from momentprop.cli.app import app
-from small import mlp
+from small import cnn, mlp
 
 FACTORY = """
 import torch
@@ -95,21 +96,36 @@ def test_multiply_adds_of_the_papers_network() -> None:
     assert work_of(papers, Method("mc", 50)) == first + 50 * rest
 
 
-def test_sampling_in_two_programs_is_monte_carlo() -> None:
-    model = mlp(0.5).eval()
-    x = torch.randn(5, 4)
+@pytest.mark.parametrize(("make_model", "shape"), [(mlp, (4,)), (cnn, (3, 8, 8))])
+def test_sampling_in_two_programs_is_monte_carlo(make_model: Any, shape: tuple[int, ...]) -> None:
+    """Exported with free sizes, and run on others than those of the examples."""
+    model = make_model().eval()
+    x = torch.randn(5, *shape)
     bnn = mp.convert(model, x, "paper")
     made: list[str] = []
 
-    def make(module: torch.nn.Module, inputs: object, dynamic: object, name: str) -> object:
+    def make(module: torch.nn.Module, inputs: Any, dynamic: Any, name: str) -> Any:
         made.append(name)
-        return lambda tensors: module(*tensors)
+        program = exported(module, inputs, dynamic).module()
+        return lambda tensors: program(*tensors)
 
-    [(mean, variance)] = sample_with(bnn, make, (torch.randn(2, 4),), 4000)((x,))  # type: ignore[arg-type]
+    with torch.no_grad():
+        [(mean, variance)] = sample_with(bnn, make, (torch.randn(97, *shape),), 4000)((x,))
     assert made == ["prefix", "suffix"]
     mc = mp.monte_carlo(model, x, 4000)
     assert ((mean - mc.mean).abs() < 5 * 2**0.5 * mc.mean_error + 1e-6).all()
     assert ((variance - mc.variance).abs() < 5 * 2**0.5 * mc.variance_error + 1e-6).all()
+
+
+def test_rows_that_influence_each_other_are_no_samples() -> None:
+    class Centred(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x - x.mean(0)
+
+    model = torch.nn.Sequential(torch.nn.Dropout(0.5), Centred()).eval()
+    bnn = mp.convert(model, torch.randn(3, 4), "paper")
+    with pytest.raises(NotImplementedError, match="influence each other"):
+        sample_with(bnn, lambda *_: None, (torch.randn(6, 4),), 3)  # type: ignore[arg-type,return-value]
 
 
 @pytest.mark.parametrize("runtime", ["eager", "compiled", "onnx"])

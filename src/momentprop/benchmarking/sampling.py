@@ -39,11 +39,14 @@ class _Prefix(nn.Module):
 
 
 class _Suffix(nn.Module):
-    """The rest, for a batch of samples: weights are inside, not among the inputs."""
+    """The rest, for many samples as one batch: weights are inside, not among the inputs.
+
+    Samples are rows of a larger batch. (`torch.vmap`, which `monte_carlo` uses, does not keep sizes free.)
+    """
 
     def __init__(self, sampler: Sampler, given: Sequence[Any], varying: Sequence[int]) -> None:
         super().__init__()
-        self.run, self.varying, self.constants = sampler.many, tuple(varying), {}
+        self.graph, self.varying, self.constants = sampler.one, tuple(varying), {}
         for i, value in enumerate(given):
             if i not in self.varying and isinstance(value, Tensor):
                 self.register_buffer(f"given_{i}", value.detach())
@@ -52,14 +55,17 @@ class _Suffix(nn.Module):
         self.n_given = len(given)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        rest = list(tensors)
+        values, noise = tensors[: len(self.varying)], tensors[len(self.varying) :]
+        count, batch = noise[0].shape[:2]
         given: list[Any] = []
         for i in range(self.n_given):
             if i in self.varying:
-                given.append(rest.pop(0))
+                value = values[self.varying.index(i)]
+                given.append(value.unsqueeze(0).expand(count, *value.shape).flatten(0, 1))
             else:
                 given.append(self.constants[i] if i in self.constants else getattr(self, f"given_{i}"))
-        return tuple(self.run(*given, *rest))
+        found = self.graph(*given, *[n.flatten(0, 1) for n in noise])
+        return tuple(value.unflatten(0, (count, batch)) for value in found)
 
 
 def sample_with(bnn: BayesianNetwork, make: Make, inputs: tuple[Tensor, ...], n_samples: int) -> Any:
@@ -74,12 +80,17 @@ def sample_with(bnn: BayesianNetwork, make: Make, inputs: tuple[Tensor, ...], n_
     varying += [i for i, node in enumerate(sampler.boundary) if node in trace.input_nodes]
     batched = [{0: Dim.DYNAMIC}] * len(inputs)
     prefix = make(_Prefix(sampler, state, varying), inputs, batched, "prefix")
-    with run.seeded(0) as _:
-        noise = [source(_COUNT) for source in _sources(run)]
+    places = [sampler.boundary[i] for i in varying]
+    if not all(_is_batch(node.meta["val"]) for node in (*places, *sampler.noise)):
+        raise NotImplementedError("samples cannot be rows of a batch: not every random value has one")
+    noise = [source(_COUNT) for source in _sources(run)]
     given = [run.given[i] for i in varying]
-    dynamic = [_free(sampler.boundary[i].meta["val"], 0) for i in varying]
-    dynamic += [_free(n.meta["val"], 1) for n in sampler.noise]
-    suffix = make(_Suffix(sampler, run.given, varying), [*given, *noise], dynamic, "suffix")
+    module = _Suffix(sampler, run.given, varying)
+    for one, other in zip(module(*given, *noise), sampler.many(*run.given, *noise), strict=True):
+        if not torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max())):
+            raise NotImplementedError("samples cannot be rows of a batch: rows influence each other")
+    dynamic = [{0: Dim.DYNAMIC}] * len(given) + [{0: Dim.DYNAMIC, 1: Dim.DYNAMIC}] * len(noise)
+    suffix = make(module, [*given, *noise], dynamic, "suffix")
 
     def sample(x: tuple[Tensor, ...]) -> Any:
         sizes = {symbol: len(x[0]) for symbol in run.sizes}
@@ -101,7 +112,6 @@ def _sources(run: Run) -> list[Callable[[int], Tensor]]:
     return [run._source(n, torch.Generator().manual_seed(i)) for i, n in enumerate(run.sampler.noise)]
 
 
-def _free(value: Tensor, shift: int) -> dict[int, Any]:
-    """The free dimensions of a value, and with `shift` the number of samples before them."""
-    found = {d + shift: Dim.DYNAMIC for d, n in enumerate(value.shape) if isinstance(n, torch.SymInt)}
-    return ({0: Dim.DYNAMIC} if shift else {}) | found
+def _is_batch(value: Tensor) -> bool:
+    """Whether the first size is free, and no other."""
+    return [isinstance(n, torch.SymInt) for n in value.shape] == [True] + [False] * (value.ndim - 1)
