@@ -75,7 +75,8 @@ def sample_with(bnn: BayesianNetwork, make: Make, inputs: tuple[Tensor, ...], n_
     if sampler.has_other_noise:
         raise NotImplementedError("noise that is drawn inside an operator cannot be fed to a program")
     state = bnn._state()
-    run = sampler.start(state, list(inputs))
+    with torch.no_grad():
+        run = sampler.start(state, list(inputs))
     varying = [i for i, node in enumerate(sampler.boundary) if node.op != "placeholder"]
     varying += [i for i, node in enumerate(sampler.boundary) if node in trace.input_nodes]
     batched = [{0: Dim.DYNAMIC}] * len(inputs)
@@ -86,7 +87,9 @@ def sample_with(bnn: BayesianNetwork, make: Make, inputs: tuple[Tensor, ...], n_
     noise = [source(_COUNT) for source in _sources(run)]
     given = [run.given[i] for i in varying]
     module = _Suffix(sampler, run.given, varying)
-    for one, other in zip(module(*given, *noise), sampler.many(*run.given, *noise), strict=True):
+    with torch.no_grad():
+        pairs = list(zip(module(*given, *noise), sampler.many(*run.given, *noise), strict=True))
+    for one, other in pairs:
         if not torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max())):
             raise NotImplementedError("samples cannot be rows of a batch: rows influence each other")
     dynamic = [{0: Dim.DYNAMIC}] * len(given) + [{0: Dim.DYNAMIC, 1: Dim.DYNAMIC}] * len(noise)
