@@ -6,8 +6,8 @@ function that computes them where they are asked for, operators that act element
 and everything else forgets it.
 
 Computed so, they are convolutions once more, as many products as the network has itself where windows are
-2x2. Tier `fast` makes do with one correlation per sample, channel and offset, the average over positions,
-which costs next to nothing.
+2x2. Tier `fast` makes do with one correlation per sample and channel, the average over positions and pairs of
+elements of a window, which costs next to nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ aten = torch.ops.aten
 # Cov(z[start + i step], z[start + shift + i step]) for 0 <= i < count; None stands for zero.
 Neighbours = Callable[[list[int], list[int], list[Any], list[int]], Tensor | None]
 
-# shifts -> the correlation of elements so far apart, of each [batch, channels]; None stands for zero.
-Correlations = Callable[[list[list[int]]], list[Tensor | None]]
+# shifts -> the correlation of elements so far apart, on average over the shifts: [batch, channels].
+Correlation = Callable[[list[list[int]]], Tensor]
 
 
 def neighbours_of(x: Any) -> Neighbours | None:
@@ -40,13 +40,13 @@ def attach(out: Moments, neighbours: Neighbours | None) -> Moments:
     return out
 
 
-def correlations_of(x: Any) -> Correlations | None:
+def correlation_of(x: Any) -> Correlation | None:
     """What x tells about the correlation of its neighbours, channel by channel, if it does."""
-    return getattr(x, "_correlations", None)
+    return getattr(x, "_correlation", None)
 
 
-def correlate(out: Moments, correlations: Correlations | None) -> Moments:
-    out._correlations = correlations  # type: ignore[attr-defined]
+def correlate(out: Moments, correlation: Correlation | None) -> Moments:
+    out._correlation = correlation  # type: ignore[attr-defined]
     return out
 
 

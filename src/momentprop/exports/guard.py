@@ -20,7 +20,7 @@ from momentprop.exports.metadata import MEMBER, Metadata
 # operators that compute, and arithmetic on sizes
 _ARITHMETIC = "getitem|add|sub|mul|floordiv|truediv|mod|neg|pow|eq|ne|lt|le|gt|ge|and_|or_|not_"
 _TARGET = re.compile(
-    rf"torch\.ops\.(aten|prims|higher_order)\.\w+(\.\w+)?|_operator\.({_ARITHMETIC})"
+    rf"torch\.ops\.(aten|prims|higher_order|momentprop)\.\w+(\.\w+)?|_operator\.({_ARITHMETIC})"
     r"|math\.(ceil|floor|trunc)|torch\.sym_\w+"
 )
 _REFUSED = ("torch.ops.aten.from_file",)

@@ -19,6 +19,8 @@ from momentprop.exports.archive import describe, written
 from momentprop.exports.heads import head_of
 from momentprop.exports.metadata import Metadata
 from momentprop.exports.onnx_names import name_values
+from momentprop.exports.onnx_operators import translations
+from momentprop.exports.onnx_phases import stride_convolutions
 from momentprop.exports.program import Program, program_of, quiet
 from momentprop.exports.verification import verify_onnx
 
@@ -115,6 +117,7 @@ def _translated(program: Program, opset: int) -> Any:
                 external_data=False,
                 verbose=False,
                 opset_version=opset,
+                custom_translation_table=translations(),
             )
     except Exception as error:
         raise ExportError(f"the network cannot be written as ONNX: {_reason(error)}") from error
@@ -124,6 +127,7 @@ def _translated(program: Program, opset: int) -> Any:
         for node in graph:
             node.metadata_props.clear()
             node.doc_string = None
+    stride_convolutions(model.graph)
     name_values(model, program)
     model.producer_name = "momentprop"
     return model

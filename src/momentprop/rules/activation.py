@@ -16,7 +16,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from momentprop import analytic, logistic, positive
-from momentprop.gaussian import positive_probability, relu_moments
+from momentprop.gaussian import positive_probability
+from momentprop.operators import relu_moments
 from momentprop.piecewise import piecewise_linear
 from momentprop.quadrature import expectation, gauss_hermite
 from momentprop.rules.families import elementwise

@@ -13,7 +13,7 @@ from torch import Tensor
 from momentprop.channel_sums import squares_of_channels
 from momentprop.local import Linear
 from momentprop.moments import Moments
-from momentprop.neighbours import Correlations, Neighbours
+from momentprop.neighbours import Correlation, Neighbours
 from momentprop.rules.families import linear_map, per_dimension
 
 aten = torch.ops.aten
@@ -114,9 +114,9 @@ def _neighbours(variance: Tensor, weight: Tensor, bias: Tensor | None = None, *g
     return told
 
 
-def _correlations(
+def _correlation(
     variance: Tensor, weight: Tensor, bias: Tensor | None = None, *given: Any
-) -> Correlations | None:
+) -> Correlation | None:
     """Of z_p and z_{p+delta}, as if V were the same everywhere in a channel: its average.
 
     With e = s delta / d as in `_neighbours`, sum_c V_c sum_u w_cu w_c(u-e), over the same with e = 0.
@@ -125,27 +125,28 @@ def _correlations(
     if variance.dim() != weight.dim():
         return None
 
-    def told(shifts: list[list[int]]) -> list[Tensor | None]:
-        products, found = [_overlap(weight, [0] * len(shift)) for shift in shifts[:1]], []
+    def told(shifts: list[list[int]]) -> Tensor:
+        alone = _overlap(weight, [0] * len(shifts[0]))
+        together = torch.zeros_like(alone)
         for shift in shifts:
             steps = zip(geometry.stride, shift, geometry.dilation, strict=True)
             offsets = [divmod(s * delta, d) for s, delta, d in steps]
-            sizes = [k - abs(e) for k, (e, _) in zip(weight.shape[2:], offsets, strict=True)]
-            shares = min(sizes) > 0 and not any(rest for _, rest in offsets)
-            found.append(len(products) if shares else None)
-            if shares:
-                products.append(_overlap(weight, [e for e, _ in offsets]))
-        groups = geometry.groups
-        average = variance.flatten(2).mean(-1).unflatten(1, (groups, -1)).transpose(0, 1)
-        rows = (
-            torch.stack(products).unflatten(1, (groups, -1)).permute(1, 3, 0, 2)
-        )  # [groups, in, offsets, out]
-        sums = torch.bmm(average, rows.flatten(2)).unflatten(2, (len(products), -1))
-        sums = sums.permute(2, 1, 0, 3).flatten(2)
-        own = sums[0].clamp_min(torch.finfo(sums.dtype).tiny)
-        return [None if i is None else sums[i] / own for i in found]
+            shares = all(abs(e) < k for k, (e, _) in zip(weight.shape[2:], offsets, strict=True))
+            if shares and not any(rest for _, rest in offsets):
+                together = together + _overlap(weight, [e for e, _ in offsets]) / len(shifts)
+        average = variance.flatten(2).mean(-1)
+        covariance, own = (_over_channels(average, m, geometry.groups) for m in (together, alone))
+        return covariance / own.clamp_min(torch.finfo(own.dtype).tiny)
 
     return told
+
+
+def _over_channels(values: Tensor, matrix: Tensor, groups: int) -> Tensor:
+    """[batch, out]: values [batch, in] times a matrix [out, in of a group], group by group."""
+    if groups == 1:
+        return values @ matrix.T
+    parts = values.unflatten(1, (groups, -1)).transpose(0, 1)
+    return torch.bmm(parts, matrix.unflatten(0, (groups, -1)).mT).transpose(0, 1).flatten(1)
 
 
 def _overlap(weight: Tensor, offset: list[int]) -> Tensor:
@@ -180,9 +181,7 @@ CONVOLUTIONS = (
     aten.conv3d.default,
     aten.conv3d.padding,
 )
-linear_map(
-    *CONVOLUTIONS, local=_local, neighbours=_neighbours, correlations=_correlations, together=_together
-)
+linear_map(*CONVOLUTIONS, local=_local, neighbours=_neighbours, correlation=_correlation, together=_together)
 
 
 def _back_through_transposed(

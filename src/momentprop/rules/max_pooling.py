@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from momentprop.gaussian import max_moments, max_response, safe_sqrt
+from momentprop.gaussian import max_response
 from momentprop.local import Linear
 from momentprop.moments import Moments
-from momentprop.neighbours import correlations_of, neighbours_of
+from momentprop.neighbours import correlation_of, neighbours_of
+from momentprop.operators import composite, max_moments
 from momentprop.registry import rule
 from momentprop.rules.convolution import transposed_convolution
 from momentprop.rules.windows import Position, Sizes, Windows
@@ -39,30 +40,6 @@ class Elements:
         if correlated and neighbours_of(x) is not None:
             told = {frozenset(pair): windows.covariance(x, *pair) for pair in combinations(moments, 2)}
         return Elements(moments, {pair: c for pair, c in told.items() if c is not None})
-
-    @staticmethod
-    def roughly(x: Moments, windows: Windows) -> Elements | None:
-        """The same with one correlation for all windows of a channel, if x tells it; not written out."""
-        told, n = correlations_of(x), len(windows.kernel)
-        if told is None or any(windows.padding) or any(windows.beyond):
-            return None
-        mean, variance = windows.view(x.mean), windows.view(x.variance)
-        moments = {p: (windows.element(mean, p), windows.element(variance, p)) for p in windows.positions}
-        pairs = list(combinations(moments, 2))
-        shifts = [
-            [d * (b - a) for d, a, b in zip(windows.dilation, first, second, strict=True)]
-            for first, second in pairs
-        ]
-        distinct = sorted(set(map(tuple, shifts)))
-        found = dict(zip(distinct, told([list(shift) for shift in distinct]), strict=True))
-        stds = {p: safe_sqrt(variance) for p, (_, variance) in moments.items()}
-        covariances = {}
-        for (first, second), shift in zip(pairs, shifts, strict=True):
-            correlation = found[tuple(shift)]
-            if correlation is not None:
-                wide = correlation.reshape(1, correlation.shape[0], *[1] * n, -1)
-                covariances[frozenset((first, second))] = wide * (stds[first] * stds[second])
-        return Elements(moments, covariances)
 
     def scaled(self, factor: float) -> Elements:
         """Those of factor * x."""
@@ -135,20 +112,49 @@ def _maxima(x: Moments, windows: Windows) -> Pooled:
     return pooled(best.mean, best.variance, windows, best.weights, elements)
 
 
-def _rough_maxima(x: Moments, windows: Windows) -> Moments:
-    """The same with correlations per channel, and without what the adjoint needs."""
-    elements = Elements.roughly(x, windows)
-    if elements is None:
+def _alike_maxima(x: Moments, windows: Windows) -> Moments:
+    """With one covariance for all pairs of a window, their average, where it is told."""
+    told = correlation_of(x)
+    if told is None or not windows.tile:
         best: Moments = _maxima(x, windows)
         return best
-    *others, last = windows.positions
-    (mean, variance), shared = elements.moments[last], {p: elements.between(last, p) for p in others}
-    for position in reversed(others):
-        mean, variance, wins = max_response(*elements.moments[position], mean, variance, shared[position])
-        shared = {
-            p: _mixed(wins, elements.between(position, p), old) for p, old in shared.items() if p != position
-        }
-    return Moments(windows.close(mean), windows.close(variance))
+    shifts = [
+        [d * (b - a) for d, a, b in zip(windows.dilation, first, second, strict=True)]
+        for first, second in combinations(windows.positions, 2)
+    ]
+    if not shifts:
+        return x
+    return Moments(*TILED_MAXIMA(x.mean, x.variance, told(shifts), windows.kernel))
+
+
+def _tiled_maxima(
+    mean: Tensor, variance: Tensor, correlation: Tensor | None, kernel: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Maxima of windows that tile the input.
+
+    Elements are independent, or they have one covariance c, the average variance in the window times a
+    correlation [batch, channels]. Then X_i = common + own_i with variances c and V_i - c, and
+    max X_i = common + max own_i. (Moments are the same functions of c where it is negative.)
+    """
+    windows = Windows.of(mean.shape[-len(kernel) :], kernel, kernel, 0, 1, False)
+    if correlation is None:
+        opened = windows.open(mean, variance, fill=(0.0, 0.0))
+        return _folded([tuple(windows.element(opened, p)) for p in windows.positions], windows)
+    views = windows.view(mean), windows.view(variance)
+    means, variances = ([windows.element(view, p) for p in windows.positions] for view in views)
+    wide = correlation.reshape(1, correlation.shape[0], *[1] * len(kernel), -1)
+    common = wide * (sum(variances[1:], variances[0]) * (1 / len(variances)))
+    own = [(variance - common).clamp_min(0) for variance in variances]
+    best = means[-1], own[-1]
+    for i in reversed(range(len(own) - 1)):
+        best = max_moments(means[i], own[i], *best)
+    return windows.close(best[0]), windows.close((best[1] + common).clamp_min(0))
+
+
+TILED_MAXIMA = composite(
+    "tiled_maxima(Tensor mean, Tensor variance, Tensor? correlation, int[] kernel) -> (Tensor, Tensor)",
+    _tiled_maxima,
+)
 
 
 def pooled(
@@ -165,14 +171,20 @@ def pooled(
 
 
 def _independent_maxima(x: Moments, windows: Windows) -> Moments:
-    """The same as the paper has it: the elements of a window are independent."""
+    """As the paper has it: the elements of a window are independent."""
+    if windows.tile:
+        return Moments(*TILED_MAXIMA(x.mean, x.variance, None, windows.kernel))
     elements = Elements.of(x, windows, correlated=False).moments
-    *others, last = windows.positions
-    best = elements[last]
-    for position in reversed(others):
-        best = tuple(torch.stack(max_moments(*elements[position], *best)))
+    return Moments(*_folded([elements[p] for p in windows.positions], windows))
+
+
+def _folded(elements: list[tuple[Tensor, ...]], windows: Windows) -> tuple[Tensor, Tensor]:
+    """The maximum of independent elements, from the last to the first."""
+    best = elements[-1]
+    for element in reversed(elements[:-1]):
+        best = tuple(torch.stack(max_moments(*element, *best)))
     mean, variance = map(windows.close, best)
-    return Moments(mean, variance)
+    return mean, variance
 
 
 def _mixed(weight: Tensor, first: Tensor | None, second: Tensor | None) -> Tensor | None:
@@ -247,7 +259,9 @@ def _max_pool(n: int, op: Any) -> None:
             return maxima(x, windows)
 
     with_fidelity("paper", _independent_maxima)  # elements of a window are independent
-    with_fidelity("fast", _rough_maxima)  # with the correlation, channel by channel, that convolutions tell
+    with_fidelity(
+        "fast", _alike_maxima
+    )  # with the average correlation that convolutions tell, channel by channel
     with_fidelity(None, _maxima)  # with the covariance that they tell
 
 
