@@ -15,7 +15,7 @@ def draw(result: Result, path: str | os.PathLike[str]) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-        from matplotlib.ticker import ScalarFormatter
+        from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
     except ImportError as error:  # momentprop.plots has said so already
         raise AssertionError from error
 
@@ -33,7 +33,9 @@ def draw(result: Result, path: str | os.PathLike[str]) -> None:
         for panel, runtime in zip(line, runtimes, strict=True):
             _panel(panel, result, n, runtime, methods, colors)
             panel.set_title(f"{runtime}, {n} thread{'s' * (n > 1)}", fontsize=9)
-            panel.yaxis.set_major_formatter(ScalarFormatter())
+            panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            panel.yaxis.set_minor_formatter(NullFormatter())
         line[0].set_ylabel("time, in plain passes", fontsize=8)
     for panel in axes[-1]:
         panel.set_xlabel("batch", fontsize=8)
