@@ -64,12 +64,13 @@ def test_examples_run(example: Path) -> None:
     subprocess.run([sys.executable, example], check=True, capture_output=True, timeout=120)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/rules.md", "docs/guide.md"])
-def test_code_in_the_documentation_runs(page: str) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/rules.md", "docs/guide.md", "docs/validate.md"])
+def test_code_in_the_documentation_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python blocks of one page run in order, in one namespace."""
     text = (ROOT / page).read_text()
     blocks = [block.split("```")[0] for block in text.split("```python\n")[1:]]
     assert blocks
+    monkeypatch.chdir(tmp_path)  # where pages write their files
     namespace: dict[str, object] = {"__name__": page}
     rules = dict(RULES._rules)
     try:
