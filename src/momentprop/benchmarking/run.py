@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from momentprop.benchmarking.work import work_of
 Progress = Callable[[str, float, float, str], None]  # unit, done, total, what is being done
 _PREPARE = {"eager": 2.0, "compiled": 2.0, "aot": 40.0, "onnx": 8.0}  # seconds per method, for the forecast
 _COMPILE = {"compiled": 15.0}  # and once more for every batch size
+_BUSY = 0.9  # of a core: a process that has less is held up by others
 _MEMORY = {"eager": 8.0, "compiled": 30.0, "aot": 8.0, "onnx": 8.0}
 
 
@@ -128,7 +130,14 @@ def _measure(
             def tell(fraction: float, unit: str = unit) -> None:
                 progress(unit, 0.3 + 0.7 * fraction, 1, "measuring")
 
+            wall, core = time.perf_counter(), time.process_time()
             times = take_turns(working, plan.seconds, plan.least_rounds, tell) if working else {}
+            share = (time.process_time() - core) / max(time.perf_counter() - wall, 1e-9)
+        if times and share < _BUSY:
+            result.notes.append(
+                f"{unit}: this process had {share:.0%} of a core, others had the rest: short calls slip "
+                "through between them and long ones do not, so these ratios are not to be trusted"
+            )
         base = result.multiply_adds.get(PLAIN)
         for method in plan.methods:
             own = result.multiply_adds.get(method.name)
