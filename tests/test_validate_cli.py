@@ -165,6 +165,7 @@ def test_ctrl_c_in_a_terminal(folder: Path) -> None:
     pty = pytest.importorskip("pty")
     command = "from momentprop.cli import main; main()"
     arguments = ["validated_model:build", "--data", "val.npz", "--samples", "100000000", "--no-layers"]
+    arguments += ["--task", "moments", "--tier", "fast"]  # no metrics: importing them takes seconds
     child, terminal = pty.fork()
     if child == 0:
         os.environ |= {"TERM": "xterm", "COLUMNS": "120", "PYTHONPATH": str(folder)}
