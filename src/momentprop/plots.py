@@ -206,13 +206,14 @@ def density_scatter(
         x[order], y[order], c=near[order] / near.max(), s=4, cmap="viridis", linewidths=0, rasterized=True
     )
     panel.plot(ends, ends, color="0.6", linewidth=0.8, zorder=0)
-    panel.text(0.04, 0.96, f"r = {r}", transform=panel.transAxes, va="top", fontsize=_FONT)
+    clear = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1.5}  # over points
+    panel.text(0.03, 0.97, f"r = {r}", transform=panel.transAxes, va="top", fontsize=_FONT - 1, bbox=clear)
     panel.set(aspect="equal", xlim=ends, ylim=ends)
     panel.set_xlabel(x_label, fontsize=_FONT)
     panel.set_ylabel(y_label, fontsize=_FONT)
-    bar = panel.inset_axes((0.62, 0.11, 0.33, 0.03))  # below the line of equality, where few points are
+    bar = panel.inset_axes((0.58, 0.11, 0.33, 0.03))  # below the line of equality, where few points are
     panel.figure.colorbar(points, cax=bar, orientation="horizontal", ticks=[])
-    bar.set_title("points: few to many", fontsize=_FONT - 1, pad=2)
+    bar.set_title("points: few to many", fontsize=_FONT - 1, pad=2, bbox=clear)
     _tidy(panel)
     return panel
 
