@@ -115,10 +115,32 @@ CASES = {
 def test_windows_come_from_strided_convolutions(case: str, fidelity: str, tmp_path: Path) -> None:
     """Numbers are those of PyTorch in any case: `export_onnx` itself compares them."""
     model, sizes, strided = CASES[case]
+    torch.manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, (nn.Conv1d, nn.Conv2d)):
+            module.reset_parameters()
+            nn.init.zeros_(module.bias)
     bnn = mp.convert(model.eval(), torch.randn(2, 2, *sizes), fidelity)
-    mp.export_onnx(bnn, tmp_path / "model.onnx", select=0 if case == "skip connection" else None)
+    mp.export_onnx(bnn, tmp_path / "model.onnx")
     kinds = Counter(node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node)
     assert (kinds["Slice"] == 0 and kinds["Conv"] > 2) == strided
     if not strided:
         assert kinds["Slice"] > 0
         assert kinds["Conv"] == 2
+
+
+def test_outputs_in_the_tails_are_written_out(tmp_path: Path) -> None:
+    """Short formulas would give 0; `export_onnx` sees that and takes others."""
+    linear = nn.Linear(4, 3)
+    bnn = mp.convert(nn.Sequential(nn.Dropout(0.3), linear, nn.ReLU()).eval(), torch.zeros(1, 4), "fast")
+    with torch.no_grad():
+        linear.weight.copy_(torch.eye(3, 4) * 0.2)
+        linear.bias.fill_(-1.0)
+    mp.export_onnx(bnn, tmp_path / "model.onnx")
+    kinds = Counter(node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node)
+    assert kinds["Erf"] == 0
+    with torch.no_grad():
+        linear.bias.fill_(0.1)
+    mp.export_onnx(bnn, tmp_path / "model.onnx")
+    kinds = Counter(node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node)
+    assert kinds["Erf"] == 1

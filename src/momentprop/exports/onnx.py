@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from momentprop.errors import ArchiveError, ExportError, MissingExtraError
+from momentprop.errors import ArchiveError, DisagreementError, ExportError, MissingExtraError
 from momentprop.exports.archive import describe, written
 from momentprop.exports.heads import head_of
 from momentprop.exports.metadata import Metadata
@@ -73,12 +73,8 @@ def export_onnx(
     if opset < _OLDEST:
         raise ValueError(f"opset must be at least {_OLDEST}, not {opset}")
     program = program_of(network, head_of(outputs, options, select))
-    model = _translated(program, opset)
-    errors: dict[str, float] = {}
     with written(path) as temporary:
-        _save(model, temporary)
-        if verify:
-            errors = verify_onnx(temporary, network, program)
+        model, errors = _checked(network, program, opset, temporary, verify)
         known: dict[str, Any] = {"opset": opset, "outputs": outputs, "verified": verify, "errors": errors}
         chosen = {key: value for key, value in options.items() if value is not None}
         metadata = describe("onnx", network, program, note, preprocessing, report, options=known | chosen)
@@ -107,7 +103,23 @@ def read_onnx_metadata(path: str | os.PathLike[str]) -> Metadata:
     return Metadata.from_json(properties[_KEY])
 
 
-def _translated(program: Program, opset: int) -> Any:
+def _checked(
+    network: nn.Module, program: Program, opset: int, path: Path, verify: bool
+) -> tuple[Any, dict[str, float]]:
+    """The program in ONNX, saved, with its errors: by short formulas, or if these disagree, by exact ones."""
+    model = _translated(program, opset, translations())
+    _save(model, path)
+    if not verify:
+        return model, {}
+    try:
+        return model, verify_onnx(path, network, program)
+    except DisagreementError:  # an output that is nothing but far tails
+        model = _translated(program, opset, {})
+        _save(model, path)
+        return model, verify_onnx(path, network, program)
+
+
+def _translated(program: Program, opset: int, table: dict[Any, Any]) -> Any:
     """The program in ONNX, as onnx_ir has it, named and without what only its maker could use."""
     try:
         with quiet(), _silent():
@@ -117,7 +129,7 @@ def _translated(program: Program, opset: int) -> Any:
                 external_data=False,
                 verbose=False,
                 opset_version=opset,
-                custom_translation_table=translations(),
+                custom_translation_table=table,
             )
     except Exception as error:
         raise ExportError(f"the network cannot be written as ONNX: {_reason(error)}") from error

@@ -18,10 +18,12 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
+import torch
+
 from momentprop.operators import MAX_MOMENTS, RELU_MOMENTS
 from momentprop.rules.max_pooling import TILED_MAXIMA
 
-_TINY = 1e-30  # below any variance that matters, and its root is a float32
+_TINY = 2 * torch.finfo(torch.float32).tiny ** 0.8  # of S^2: the floor of `gaussian.safe_sqrt`
 _C = 1 / math.sqrt(math.pi)
 _MOST = 2**31  # for the end of a slice: all of it
 
