@@ -26,7 +26,9 @@ def test_a_package(tmp_path: Path) -> None:
     metadata = mp.compile_package(bnn, path, note="compiled")
     assert (metadata.kind, metadata.fidelity) == ("aoti", "accurate")
     assert mp.inspect(path) == metadata
-    loaded = mp.load(path)
+    with pytest.raises(mp.ArchiveError, match="machine_code=True"):
+        mp.load(path)
+    loaded = mp.load(path, machine_code=True)
     assert loaded.metadata.note == "compiled"
     with torch.no_grad():
         for batch in (1, 3, 50):
@@ -40,7 +42,7 @@ def test_a_package(tmp_path: Path) -> None:
         loaded.to("meta")
     code = f"""
 import sys, torch, momentprop as mp
-mp.load({str(path)!r})(torch.zeros(2, 4))
+mp.load({str(path)!r}, machine_code=True)(torch.zeros(2, 4))
 late = [name for name in ("torch._inductor.codecache", "torch._dynamo", "sympy") if name in sys.modules]
 assert not late, late
 """
@@ -49,7 +51,7 @@ assert not late, late
     content[len(content) // 3] ^= 0x20
     path.write_bytes(content)
     with pytest.raises(mp.ArchiveError, match="damaged"):
-        mp.load(path)
+        mp.load(path, machine_code=True)
 
 
 def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def _converted(subject: Subject, method: Method, runtime: str, setting: Setting)
     else:
         if not path.exists():
             compile_package(_saved(subject) if is_saved else subject.frozen(method.kind), path)
-        loaded = load(path)
+        loaded = load(path, machine_code=True)  # made here
     assert loaded is not None
     network: nn.Module = loaded
     return lambda x: network(*x)

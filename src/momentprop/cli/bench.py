@@ -39,6 +39,10 @@ def bench(
         str | None,
         typer.Option(help="For a .pt2 file: package.module:factory of the network it was made of."),
     ] = None,
+    machine_code: Annotated[
+        bool,
+        typer.Option("--machine-code", help="For a compiled .pt2 file: load it, since you trust its maker."),
+    ] = False,
     batch: Annotated[list[int] | None, typer.Option(help="Sizes. Default: 1, 8, 32, 256.")] = None,
     threads: Annotated[list[int] | None, typer.Option(help="Numbers. Default: 1, 2.")] = None,
     runtime: Annotated[
@@ -76,7 +80,7 @@ def bench(
             least_rounds=2 if quick else 5,
             memory=memory,
         )
-        build = functools.partial(build_subject, model, weights, input_shape, original)
+        build = functools.partial(build_subject, model, weights, input_shape, original, machine_code)
         result = start(build(), plan)
         try:
             with UnitBars("bench", plan.units()) as bars:
@@ -95,7 +99,13 @@ def bench(
         raise typer.Exit(130)
 
 
-def build_subject(model: str | None, weights: Path | None, input_shape: str, original: str | None) -> Subject:
+def build_subject(
+    model: str | None,
+    weights: Path | None,
+    input_shape: str,
+    original: str | None,
+    machine_code: bool = False,
+) -> Subject:
     """The network that the command line names; called again in every process that measures memory."""
     if model is None:
         if weights is not None or input_shape or original is not None:
@@ -109,7 +119,7 @@ def build_subject(model: str | None, weights: Path | None, input_shape: str, ori
     from momentprop.exports.loaded import LoadedNetwork
     from momentprop.exports.program import example_tensors
 
-    saved: LoadedNetwork = load(model)
+    saved: LoadedNetwork = load(model, machine_code=machine_code)
     if any(saved.uncertain):
         raise ModelError("a network with uncertain inputs cannot be measured from its file")
     inputs = tuple(example_tensors(saved, saved.metadata.as_call(), 2))

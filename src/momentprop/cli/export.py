@@ -93,11 +93,13 @@ def export(
 def _network(model: str, weights: Path | None, example: str, fidelity: Tier) -> nn.Module:
     from momentprop.convert import convert
     from momentprop.errors import FidelityNote
-    from momentprop.exports.archive import load
+    from momentprop.exports.archive import load, read_description
 
     if is_saved(model):
         if weights is not None or example or fidelity is not Tier.auto:
             raise ModelError("a saved network has its weights, inputs and tier: leave out these options")
+        if read_description(model).kind == "aoti":
+            raise ModelError(f"{model} is machine code, which cannot be exported again")
         return load(model)
     if not example:
         raise ModelError("give the shape of an input without the batch, such as --example 3,32,32")

@@ -33,6 +33,10 @@ def validate(
         str | None,
         typer.Option(help="For a .pt2 file: package.module:factory of the network it was made of."),
     ] = None,
+    machine_code: Annotated[
+        bool,
+        typer.Option("--machine-code", help="For a compiled .pt2 file: load it, since you trust its maker."),
+    ] = False,
     ood: Annotated[Path | None, typer.Option(help="Novel inputs, in the same forms.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the page here, report.html.")] = None,
     as_json: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
@@ -71,6 +75,7 @@ def validate(
             data,
             weights,
             original,
+            machine_code,
             ood,
             samples,
             inputs,
@@ -127,6 +132,7 @@ def _report(
     data: Path,
     weights: Path | None,
     original: str | None,
+    machine_code: bool,
     ood: Path | None,
     samples: int,
     inputs: int,
@@ -149,7 +155,7 @@ def _report(
                 f"{model} holds the converted network, whose dropouts are gone: name the network it was made "
                 "of with --original package.module:factory, to be sampled"
             )
-        saved, model = load(model), original
+        saved, model = load(model, machine_code=machine_code), original
     built = build_model(model, weights)
     batches, has_targets = read_batches(data, inputs, task != "moments")
     novel = None if ood is None else read_batches(ood, inputs, False)[0]

@@ -1,7 +1,8 @@
 """`save` and `load`: a converted network as one file, a torch.export archive with a description.
 
 The file needs no class of the model's, and reading it unpickles nothing: weights are plain bytes, the graph
-is JSON. It is also an archive like any other: `torch.export.load` gives a program on flat tensors.
+is JSON. It is also an archive like any other: where momentprop is imported, for its operators,
+`torch.export.load` gives a program on flat tensors.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-import tempfile
+import secrets
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,12 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from momentprop.convert import BayesianNetwork
-from momentprop.errors import ArchiveError
-from momentprop.exports.guard import check_harmless, check_whole, checksum, read_metadata
+from momentprop.errors import ArchiveError, ExportError
+from momentprop.exports.guard import check_harmless, check_whole, checksum, member_names, read_metadata
 from momentprop.exports.interface import name_moments
 from momentprop.exports.loaded import LoadedNetwork, PackagedProgram
 from momentprop.exports.metadata import MEMBER, Metadata, as_report
 from momentprop.exports.outline import Outline
+from momentprop.exports.plain_names import use_plain_names
 from momentprop.exports.program import Program, program_of, quiet
 
 
@@ -59,52 +61,57 @@ def save(
     """
     program, structure = moments_program(network)
     metadata = describe("pt2", network, program, note, preprocessing, report, structure=structure)
+    use_plain_names(program.exported)
     buffer = io.BytesIO()
     with quiet():
         torch.export.save(program.exported, buffer)
+    try:
+        with zipfile.ZipFile(buffer) as archive:
+            check_harmless(archive)
+    except ArchiveError as error:
+        raise ExportError(f"no file of this network could be loaded again: {error}") from None
     with written(path) as temporary:
         temporary.write_bytes(buffer.getbuffer())
         return seal(temporary, metadata)
 
 
-def load(path: str | os.PathLike[str]) -> LoadedNetwork:
+def load(path: str | os.PathLike[str], *, machine_code: bool = False) -> LoadedNetwork:
     """Read a file that `save` or `compile_package` wrote: a module called like the converted network.
 
     A file of `save` executes nothing but the network's operators, whoever wrote it. A compiled package *is*
-    machine code: load only those you trust.
+    machine code, and is loaded only with `machine_code=True`: if you trust who made it.
     """
-    content, archive = _open(path)
-    with archive, _damage(path):
-        metadata = read_metadata(archive)
-        check_whole(archive, metadata)
-        if metadata.kind == "pt2":
-            check_harmless(archive)
+    metadata, content = _read(path)
     if metadata.kind == "aoti":
-        return LoadedNetwork(PackagedProgram(path, metadata), metadata)
+        if not machine_code:
+            raise ArchiveError(
+                f"{path} is machine code: if you trust who made it, load(path, machine_code=True); on the "
+                "command line, --machine-code"
+            )
+        return LoadedNetwork(PackagedProgram(path, content.getbuffer(), metadata), metadata)
     if metadata.kind != "pt2":
         raise ArchiveError(f"{path} is of the kind {metadata.kind!r}, which this version cannot load")
+    with _damage(path), zipfile.ZipFile(content) as archive:
+        check_harmless(archive)
     content.seek(0)
     try:
         with quiet():
             # torch.export.load would go on with older formats, which are pickles
             from torch.export.pt2_archive._package import load_pt2
 
-            program = load_pt2(content).exported_programs["model"]
+            return LoadedNetwork(load_pt2(content).exported_programs["model"], metadata)
+    except ArchiveError:
+        raise
     except Exception as error:
         raise ArchiveError(
             f"{path} was written with torch {metadata.torch}, and torch {torch.__version__} cannot read it: "
             f"{error}"
         ) from error
-    return LoadedNetwork(program, metadata)
 
 
 def read_description(path: str | os.PathLike[str]) -> Metadata:
     """What a file says about itself, with its checksums verified; nothing in it is loaded."""
-    _, archive = _open(path)
-    with archive, _damage(path):
-        metadata = read_metadata(archive)
-        check_whole(archive, metadata)
-    return metadata
+    return _read(path)[0]
 
 
 def moments_program(network: nn.Module) -> tuple[Program, Outline]:
@@ -148,36 +155,43 @@ def written(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {target.parent}")
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=target.suffix)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = target.with_name(f".{target.stem}-{secrets.token_hex(8)}{target.suffix}")
+    # unlike those of tempfile, with the permissions of any new file
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield temporary
-        temporary.chmod(0o666 & ~_umask())
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _read(path: str | os.PathLike[str]) -> tuple[Metadata, io.BytesIO]:
+    """The description of a whole file, and its members in a new archive.
 
-
-def _open(path: str | os.PathLike[str]) -> tuple[io.BytesIO, zipfile.ZipFile]:
-    """The file read once, so that what is checked is what is loaded."""
-    content = io.BytesIO(Path(path).read_bytes())
-    try:
-        return content, zipfile.ZipFile(content)
-    except zipfile.BadZipFile:
-        raise ArchiveError(f"{path} is truncated, or no file that mp.save wrote") from None
+    Readers of zip files differ in what they find in one that is made for it. Torch gets the new archive, so
+    that what is checked is what is loaded.
+    """
+    content = io.BytesIO()
+    with open(path, "rb") as file, _damage(path):
+        try:
+            archive = zipfile.ZipFile(file)
+        except zipfile.BadZipFile:
+            raise ArchiveError(f"{path} is truncated, or no file that mp.save wrote") from None
+        with archive, zipfile.ZipFile(content, "w") as new:
+            for name in member_names(archive):
+                new.writestr(name, archive.read(name))
+    with _damage(path), zipfile.ZipFile(content) as archive:
+        metadata = read_metadata(archive)
+        check_whole(archive, metadata)
+    return metadata, content
 
 
 @contextmanager
 def _damage(path: str | os.PathLike[str]) -> Iterator[None]:
-    """What zip files say of damage, as our error."""
+    """Whatever goes wrong with a damaged file, as our error: zip files raise about everything."""
     try:
         yield
-    except (zipfile.BadZipFile, EOFError, KeyError, NotImplementedError, TypeError, ValueError) as error:
-        raise ArchiveError(f"{path} is damaged: {error}") from None
+    except ArchiveError:
+        raise
+    except Exception as error:
+        raise ArchiveError(f"{path} is damaged: {error!r}") from None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,12 +22,16 @@ from momentprop.structure import Signature
 class PackagedProgram:
     """Machine code in a package, ready to run: flat tensors in and out.
 
-    Goes straight to torch's C++ loader: torch._inductor, whose import takes longest, is not needed.
+    Goes straight to torch's C++ loader: torch._inductor, whose import takes longest, is not needed. The
+    loader unpacks a file, which is a private one of the content that was checked; `path` is for messages.
     """
 
-    def __init__(self, path: str | os.PathLike[str], metadata: Metadata) -> None:
+    def __init__(self, path: str | os.PathLike[str], content: memoryview, metadata: Metadata) -> None:
         try:
-            self._loader = torch._C._aoti.AOTIModelPackageLoader(os.fspath(path), "model", False, 1, -1)
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder, "package.pt2")
+                file.write_bytes(content)
+                self._loader = torch._C._aoti.AOTIModelPackageLoader(str(file), "model", False, 1, -1)
         except RuntimeError as error:
             raise ArchiveError(
                 f"{path} was compiled with torch {metadata.torch} and cannot run on this machine with torch "
@@ -79,11 +85,17 @@ class LoadedNetwork(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LoadedNetwork:
         """Moves the graph too, which makes tensors of its own; other types than those traced are refused."""
-        moved = fn(torch.empty(0, dtype=torch.float32))
-        if moved.dtype != torch.float32 or fn(torch.empty(0, dtype=torch.float64)).dtype != torch.float64:
-            raise MomentpropError(
-                "a saved network keeps its type; convert the model in the other one and save that"
-            )
+        types = {port.torch_dtype for port in (*self.metadata.inputs, *self.metadata.outputs)}
+        if self._exported is not None:
+            held = (*self._exported.state_dict.values(), *self._exported.constants.values())
+            types |= {tensor.dtype for tensor in held if isinstance(tensor, Tensor)}
+        moved = torch.empty(0)
+        for kept in sorted(types, key=str):
+            moved = fn(torch.empty(0, dtype=kept))
+            if moved.dtype != kept:
+                raise MomentpropError(
+                    "a saved network keeps its type; convert the model in the other one and save that"
+                )
         if self._exported is None:
             if moved.device.type != torch.device(self.metadata.device).type:
                 raise MomentpropError(

@@ -7,8 +7,9 @@ tuples; dataclasses and dictionaries of other classes (such as the outputs of tr
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from momentprop.errors import ArchiveError, ExportError
@@ -82,6 +83,30 @@ def rebuild(tree: Outline, leaf: Callable[[Outline], Any]) -> Any:
         case Mapping():
             return leaf(tree)
     raise ArchiveError(f"the file describes its inputs or outputs by {tree!r}, which is not known here")
+
+
+def check_spec(text: str, types: Collection[str]) -> None:
+    """Refuse a tree spec of torch's that holds more than containers of these types.
+
+    Reading one imports any module that an enumeration among its contexts names, and keys of dictionaries
+    become source code: a context is nothing, a number or an empty list.
+    """
+    try:
+        _, tree = json.loads(text)
+        waiting = [tree]
+        while waiting:
+            part = waiting.pop()
+            kind, context, children = part["type"], part["context"], part["children_spec"]
+            if kind is None:
+                fits = context is None and children == []
+            else:
+                value = json.loads(context)
+                fits = kind in tuple(types) and (value is None or value == [] or type(value) is int)
+            if not fits:
+                raise ValueError(f"{kind} of {context}")
+            waiting.extend(children)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ArchiveError(f"the file uses structures that are not known here: {error}") from None
 
 
 def _key(key: Any) -> str | int:
