@@ -18,9 +18,6 @@ from momentprop import gaussian
 
 _LIBRARY = torch.library.Library("momentprop", "DEF")
 
-# what they are made of, for `ExportedProgram.run_decompositions`
-DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {}
-
 
 def composite(schema: str, function: Callable[..., Any]) -> OpOverload:
     """The function as an operator of this schema."""
@@ -28,7 +25,6 @@ def composite(schema: str, function: Callable[..., Any]) -> OpOverload:
     _LIBRARY.define(schema, tags=torch.Tag.pt2_compliant_tag)
     _LIBRARY.impl(name, function, "CompositeImplicitAutograd")
     op: OpOverload = getattr(torch.ops.momentprop, name).default
-    DECOMPOSITIONS[op] = function
     return op
 
 
