@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import momentprop as mp
+from momentprop.cli.app import app
 from momentprop.exports.archive import seal
 from small import mlp
 
@@ -226,6 +228,35 @@ def test_machine_code_that_calls_itself_a_description(saved: Path, tmp_path: Pat
     path = rewritten(saved, tmp_path / "x.pt2", lambda _, b: b, kind="aoti")
     refused(path, r"machine_code=True")
     refused(rewritten(saved, tmp_path / "x.pt2", lambda _, b: b, kind="other"), "kind 'other'")
+
+
+def test_parts_in_other_folders(saved: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.pt2"
+    with zipfile.ZipFile(saved) as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            if not name.endswith("momentprop.json"):
+                new.writestr(name, old.read(name))
+        new.writestr("archive_models/model.json", b"{}")
+    seal(path, mp.inspect(saved))
+    refused(path, "more than one folder")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["export", "x.pt2"], "cannot be exported again"),
+        (["bench", "x.pt2", "--quick"], "--machine-code"),
+        (["bench", "x.pt2", "--quick", "--machine-code"], "cannot run on this machine"),
+    ],
+    ids=["export", "bench", "bench of trusted code"],
+)
+def test_machine_code_on_the_command_line(
+    arguments: list[str], message: str, saved: Path, tmp_path: Path
+) -> None:
+    rewritten(saved, tmp_path / "x.pt2", lambda _, content: content, kind="aoti")
+    ran = CliRunner().invoke(app, arguments)
+    assert ran.exit_code == 1
+    assert message in " ".join(ran.stderr.split())
 
 
 def test_a_file_with_two_contents(saved: Path, tmp_path: Path) -> None:

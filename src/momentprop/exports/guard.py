@@ -54,7 +54,10 @@ def check_whole(archive: zipfile.ZipFile, metadata: Metadata) -> None:
 
 def check_harmless(archive: zipfile.ZipFile) -> None:
     """Reading it with torch.export.load unpickles nothing, calls operators only, evaluates sizes only."""
-    for name in member_names(archive):
+    names = member_names(archive)
+    if len({name.partition("/")[0] for name in names}) != 1:  # torch takes the first name's for that of all
+        raise ArchiveError("the file holds more than one folder")
+    for name in names:
         path = name.partition("/")[2]
         if path.startswith("data/sample_inputs/") and archive.getinfo(name).file_size:
             raise ArchiveError("the file holds pickled example inputs, which are not read")
