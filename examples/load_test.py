@@ -86,32 +86,35 @@ class Server:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        command = [
-            sys.executable,
-            str(SERVER),
-            str(path),
-            "--port",
-            str(self.port),
-            "--threads",
-            str(threads),
-        ]
-        self.process = subprocess.Popen(command)
+        self.command = [sys.executable, str(SERVER), str(path)]
+        self.command += ["--port", str(self.port), "--threads", str(threads)]
+        self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> int:
-        end = time.monotonic() + 60
-        while time.monotonic() < end and self.process.poll() is None:
-            try:
-                if (
-                    ask(http.client.HTTPConnection("127.0.0.1", self.port, timeout=5), "GET", "/health")
-                    == 200
-                ):
+        try:
+            self.process = subprocess.Popen(self.command)
+            end = time.monotonic() + 60
+            while time.monotonic() < end and self.process.poll() is None:
+                if self._is_ready():
                     return self.port
-            except OSError:
                 time.sleep(0.1)
-        self.__exit__()
-        raise RuntimeError("the service did not start")
+            raise RuntimeError("the service did not start")
+        except BaseException:  # Ctrl-C too: nothing else would stop the process
+            self.__exit__()
+            raise
+
+    def _is_ready(self) -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            return ask(connection, "GET", "/health") == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
 
     def __exit__(self, *_: object) -> None:
+        if self.process is None:
+            return
         self.process.terminate()
         try:
             self.process.wait(20)
@@ -131,20 +134,26 @@ def load(port: int, images: int, clients: int, seconds: float) -> tuple[float, l
     """Each client sends the next request when it has the answer. Wall time, and seconds of every request."""
     buffer = io.BytesIO()
     np.save(buffer, np.random.default_rng(0).normal(size=(images, *SHAPE)).astype(np.float32))
-    body, found, problems = buffer.getvalue(), [], []
+    body = buffer.getvalue()
+    found: list[float] = []
+    problems: list[str] = []
     end = time.perf_counter() + seconds
 
     def client() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        ask(connection, "POST", "/predict", body)  # the first one opens the connection
-        while time.perf_counter() < end:
-            begin = time.perf_counter()
-            status = ask(connection, "POST", "/predict", body)
-            found.append(time.perf_counter() - begin)
-            if status != 200:
-                problems.append(status)
-                return
-        connection.close()
+        try:
+            ask(connection, "POST", "/predict", body)  # the first one opens the connection
+            while time.perf_counter() < end:
+                begin = time.perf_counter()
+                status = ask(connection, "POST", "/predict", body)
+                found.append(time.perf_counter() - begin)
+                if status != 200:
+                    problems.append(f"status {status}")
+                    return
+        except Exception as error:  # a thread's own would be lost, and the rate too low
+            problems.append(f"{type(error).__name__}: {error}")
+        finally:
+            connection.close()
 
     threads = [threading.Thread(target=client) for _ in range(clients)]
     start = time.perf_counter()
@@ -153,7 +162,7 @@ def load(port: int, images: int, clients: int, seconds: float) -> tuple[float, l
     for thread in threads:
         thread.join()
     if problems or not found:
-        raise RuntimeError(f"the service answered {problems or 'nothing'}")
+        raise RuntimeError(f"not all was answered: {'; '.join(problems) or 'no request at all'}")
     return time.perf_counter() - start, found
 
 

@@ -43,6 +43,7 @@ class Limits:
     body_bytes: int = 16 * 2**20
     images: int = 256  # in one request
     queue: int = 64  # requests that wait
+    connections: int = 128  # open at once, those that are still being read among them
     batch: int = 64  # images that run together; a request with more runs alone
     retry_after: int = 1  # seconds, told to those who find the queue full
 
@@ -153,14 +154,17 @@ def read_npy(body: bytes) -> np.ndarray:
         version = np.lib.format.read_magic(stream)
         reader = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         shape, fortran, dtype = reader[version](stream)
-    except (ValueError, KeyError) as error:
+    except Exception as error:  # numpy lets those of its parsers through, of a dozen kinds
         raise ValueError(f"the body is no .npy file: {error}") from None
     if dtype.kind != "f":
         raise ValueError(f"images must be floating-point numbers, not {dtype}")
     data = body[stream.tell() :]
     if any(n < 0 for n in shape) or math.prod(shape) * dtype.itemsize != len(data):
         raise ValueError(f"the .npy file says {list(shape)} of {dtype}, but has {len(data)} bytes of them")
-    return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
+    try:
+        return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
+    except (ValueError, OverflowError):  # no elements, but the other sizes are beyond all bounds
+        raise ValueError(f"there are no arrays of {list(shape)}") from None
 
 
 def read_json(body: bytes) -> np.ndarray:
@@ -207,7 +211,11 @@ class Batcher:
     def __init__(self, classifier: Classifier, limits: Limits, metrics: Metrics) -> None:
         self.classifier, self.limits, self.metrics = classifier, limits, metrics
         self.queue: asyncio.Queue[Job] = asyncio.Queue(limits.queue)
-        self.stopping = False
+        self.worker: asyncio.Task[None] | None = None
+
+    @property
+    def works(self) -> bool:
+        return self.worker is not None and not self.worker.done()
 
     async def submit(self, images: np.ndarray) -> dict[str, np.ndarray]:
         """Raises QueueFull at once rather than let everyone wait."""
@@ -231,20 +239,20 @@ class Batcher:
     async def _answer(self, jobs: list[Job]) -> None:
         if not jobs:
             return
-        images = np.concatenate([job.images for job in jobs])
-        self.metrics.batch.observe(len(images))
         try:
+            images = np.concatenate([job.images for job in jobs])
+            self.metrics.batch.observe(len(images))
             found = await asyncio.to_thread(self.classifier.run, images)
+            begin = 0
+            for job in jobs:
+                part = slice(begin, begin := begin + len(job.images))
+                values = {name: value[part] for name, value in found.items()}
+                if not job.done.done():
+                    job.done.set_result(values)
         except Exception as error:  # the service goes on; these requests get status 500
             for job in jobs:
                 if not job.done.done():
                     job.done.set_exception(error)
-            return
-        begin = 0
-        for job in jobs:
-            part = slice(begin, begin := begin + len(job.images))
-            if not job.done.done():
-                job.done.set_result({name: values[part] for name, values in found.items()})
 
 
 def create_app(classifier: Classifier, limits: Limits | None = None) -> FastAPI:
@@ -253,11 +261,9 @@ def create_app(classifier: Classifier, limits: Limits | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        worker = asyncio.create_task(batcher.work())
+        batcher.worker = asyncio.create_task(batcher.work())
         yield
-        # the server has let open requests finish before it comes here
-        batcher.stopping = True
-        worker.cancel()
+        batcher.worker.cancel()  # the server has let open requests finish before it comes here
 
     app = FastAPI(title="Predictions with uncertainty", lifespan=lifespan)
     app.state.batcher = batcher
@@ -297,15 +303,16 @@ def create_app(classifier: Classifier, limits: Limits | None = None) -> FastAPI:
             raise HTTPException(413, f"a body may have {limits.body_bytes} bytes")
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
-            return classifier.read(bytes(body), kind, limits)
+            # in a thread: a large body takes long, and others are not to wait for it
+            return await asyncio.to_thread(classifier.read, bytes(body), kind, limits)
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
 
     @app.get("/health")
     async def health(response: Response) -> dict[str, Any]:
-        response.status_code = 503 if batcher.stopping else 200
+        response.status_code = 200 if batcher.works else 503
         return {
-            "status": "stopping" if batcher.stopping else "ok",
+            "status": "ok" if batcher.works else "broken",
             "images": ["batch", *classifier.shape],
             "classes": classifier.classes,
             "preprocessing": classifier.preprocessing,
@@ -333,11 +340,13 @@ def main() -> None:
     args = parser.parse_args()
     names = args.classes.split(",") if args.classes else None
     classifier = Classifier(args.model, names, args.abstain_above, args.threads)
+    limits = Limits()
     uvicorn.run(
-        create_app(classifier),
+        create_app(classifier, limits),
         host=args.host,
         port=args.port,
         log_level="warning",
+        limit_concurrency=limits.connections,  # whoever comes then gets 503
         timeout_graceful_shutdown=10,  # seconds for open requests after SIGTERM
     )
 

@@ -128,6 +128,10 @@ def _header(shape: str, dtype: str = "<f4") -> bytes:
         (_header("(10**9, 4)"), "no .npy file"),
         (_header("(1000000000, 4)"), "bytes"),
         (_header("(2, 4)", "|O") + b"cos\nsystem\n", "floating-point"),
+        (_header("(2, 4"), "no .npy file"),
+        (_header("(" + "-" * 3000 + "1, 4)"), "no .npy file"),
+        (_header("(2, 4)").replace(b"'<f4'", b"()   "), "no .npy file"),
+        (_header(f"(0, {10**30})"), "no arrays of"),
         (b"", "no .npy file"),
         (b"not numpy at all", "no .npy file"),
     ],
@@ -216,6 +220,59 @@ def test_an_error_inside_is_500_and_the_service_goes_on(serve: ModuleType, file:
         assert client.post("/predict", content=body, headers=NPY).status_code == 500
         classifier.run = real
         assert client.post("/predict", content=body, headers=NPY).status_code == 200
+
+
+def test_answers_that_cannot_be_divided_do_not_end_the_service(serve: ModuleType, file: Path) -> None:
+    classifier = serve.Classifier(file)
+    real, body = classifier.run, npy(np.zeros((1, 4), np.float32))
+    with TestClient(serve.create_app(classifier), raise_server_exceptions=False) as client:
+        classifier.run = lambda images: {"probs": np.float32(1)}
+        assert client.post("/predict", content=body, headers=NPY).status_code == 500
+        classifier.run = real
+        assert client.get("/health").status_code == 200
+        assert client.post("/predict", content=body, headers=NPY).status_code == 200
+
+
+def test_health_says_that_nothing_is_answered_any_more(client: Any) -> None:
+    assert client.get("/health").status_code == 200
+    batcher = client.app.state.batcher
+    client.portal.call(batcher.worker.cancel)
+    found = client.get("/health")
+    assert (found.status_code, found.json()["status"]) == (503, "broken")
+
+
+def test_others_are_answered_while_a_body_is_parsed(client: Any) -> None:
+    classifier = client.app.state.batcher.classifier
+    real, entered, go_on = classifier.read, threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> Any:
+        entered.set()
+        assert go_on.wait(10)
+        return real(*arguments)
+
+    classifier.read = slow
+    body, statuses = npy(np.zeros((2, 4), np.float32)), []
+
+    def post() -> None:
+        statuses.append(client.post("/predict", content=body, headers=NPY).status_code)
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    assert entered.wait(10)
+    assert client.get("/health").status_code == 200
+    assert not statuses
+    go_on.set()
+    thread.join(30)
+    assert statuses == [200]
+
+
+def test_connections_are_bounded(serve: ModuleType, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uvicorn = pytest.importorskip("uvicorn", reason="comes with the extra serve")
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(uvicorn, "run", lambda app, **options: given.update(options))
+    monkeypatch.setattr(sys, "argv", ["serve.py", str(file)])
+    serve.main()
+    assert given["limit_concurrency"] == serve.Limits().connections
 
 
 def test_health_and_metrics(client: Any) -> None:
