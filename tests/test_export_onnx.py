@@ -95,6 +95,16 @@ def test_finished_regression(tmp_path: Path) -> None:
         close(found[name], value)
 
 
+@pytest.mark.parametrize("option", ["noise_variance", "tau"])
+def test_noise_of_every_output(option: str, tmp_path: Path) -> None:
+    bnn = mp.convert(mlp(), X)
+    options: dict[str, Any] = {option: torch.tensor([0.25, 0.5, 2.0])}
+    metadata = mp.export_onnx(bnn, tmp_path / "model.onnx", "regression", **options)
+    assert metadata.options[option] == [0.25, 0.5, 2.0]
+    assert mp.inspect(tmp_path / "model.onnx") == metadata
+    close(run(tmp_path / "model.onnx", X)["std"], mp.regress(bnn(X), **options).std)
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -153,6 +163,11 @@ def test_several_outputs_and_names_that_clash(tmp_path: Path) -> None:
         close(found[f"{name}_mean"], wanted[name].mean)
         close(found[f"{name}_variance"], wanted[name].variance)
     mp.export_onnx(bnn, tmp_path / "one.onnx", select="logits", verify=False)
+    description = mp.inspect(tmp_path / "one.onnx")
+    assert description.options["select"] == "logits"
+    session = onnxruntime.InferenceSession(tmp_path / "one.onnx", providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+    assert names == [port.name for port in description.inputs] == ["x", "mean_input"]
     one = run(tmp_path / "one.onnx", X, X[:, :3])
     assert list(one) == ["mean", "variance", "covariance"]
     close(one["mean"], found["logits_mean"])
@@ -167,6 +182,19 @@ def test_uncertain_inputs_are_two(tmp_path: Path) -> None:
     mp.export_onnx(bnn, tmp_path / "model.onnx")
     found = run(tmp_path / "model.onnx", X, torch.full_like(X, 0.3))
     close(found["variance"], bnn(mp.Moments(X, 0.3)).variance)
+
+
+def test_an_uncertain_input_keeps_its_two_names_together(tmp_path: Path) -> None:
+    class Named(nn.Module):
+        def forward(self, mean: Tensor, mean_input: Tensor) -> Tensor:
+            return (mean * 2 + mean_input).relu()
+
+    bnn = mp.convert(Named(), (mp.Moments(X, 0.1), X))
+    metadata = mp.export_onnx(bnn, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+    assert names == ["mean_input_", "mean_input__variance", "mean_input"]
+    assert [port.name for port in metadata.inputs] == ["mean_input_", "mean_input"]
 
 
 def test_a_saved_network_can_be_exported(tmp_path: Path) -> None:

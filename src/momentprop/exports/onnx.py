@@ -18,11 +18,12 @@ from momentprop.errors import ArchiveError, DisagreementError, ExportError, Miss
 from momentprop.exports.archive import describe, written
 from momentprop.exports.heads import head_of
 from momentprop.exports.metadata import Metadata
-from momentprop.exports.onnx_names import name_values
+from momentprop.exports.onnx_names import name_values, named_inputs
 from momentprop.exports.onnx_operators import translations
 from momentprop.exports.onnx_phases import stride_convolutions
 from momentprop.exports.program import Program, program_of, quiet
 from momentprop.exports.verification import verify_onnx
+from momentprop.records import plain
 
 OPSET = 20  # of ONNX 1.15, which is of 2023
 _OLDEST = 18  # what torch's exporter writes
@@ -76,9 +77,10 @@ def export_onnx(
     with written(path) as temporary:
         model, errors = _checked(network, program, opset, temporary, verify)
         known: dict[str, Any] = {"opset": opset, "outputs": outputs, "verified": verify, "errors": errors}
-        chosen = {key: value for key, value in options.items() if value is not None}
+        given = {"select": select, **options}
+        chosen = {key: plain(value) for key, value in given.items() if value is not None}
         metadata = describe("onnx", network, program, note, preprocessing, report, options=known | chosen)
-        metadata = dataclasses.replace(metadata, device="any")
+        metadata = dataclasses.replace(metadata, device="any", inputs=named_inputs(program))
         model.metadata_props[_KEY] = metadata.to_json()
         _save(model, temporary)
     return metadata

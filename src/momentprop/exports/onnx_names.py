@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+from momentprop.exports.interface import Port
 from momentprop.exports.program import Program
 
 
-def input_names(program: Program) -> list[str]:
-    """As in the model's forward; with `_input` behind a name that an output has."""
+def named_inputs(program: Program) -> tuple[Port, ...]:
+    """The inputs named as in the model's forward; with `_input` behind a name that an output has.
+
+    An uncertain input keeps its variance under `<name>_variance`, so that both are renamed together.
+    """
     taken = {port.name for port in program.outputs}
-    return [f"{p.name}_input" if p.name in taken else p.name for p in program.call.ports]
+    free = taken | {port.name for port in program.call.ports}
+    found = []
+    for port in program.call.inputs:
+        name = port.name
+        if taken & _both(port, name):
+            name += "_input"
+            while free & _both(port, name):
+                name += "_"
+        found.append(dataclasses.replace(port, name=name))
+    return tuple(found)
+
+
+def input_names(program: Program) -> list[str]:
+    """One for every tensor."""
+    return [port.name for port in dataclasses.replace(program.call, inputs=named_inputs(program)).ports]
+
+
+def _both(port: Port, name: str) -> set[str]:
+    return {name, f"{name}_variance"} if port.uncertain else {name}
 
 
 def name_values(model: Any, program: Program) -> None:
