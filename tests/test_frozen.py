@@ -92,6 +92,54 @@ def test_structured_outputs_and_logits():
     assert_same(found["probabilities"].logits.moments, expected["probabilities"].logits.moments)
 
 
+@TIERS
+def test_outputs_that_follow_from_the_batch(tier):
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = mlp()
+
+        def forward(self, x):
+            return self.body(x), x.shape[0], x.shape[0] / 2, "constant"
+
+    bnn = mp.convert(Counting().eval(), torch.zeros(2, 4), tier)
+    frozen = bnn.freeze()
+    for batch in (1, 3, 97):
+        x = torch.randn(batch, 4)
+        found, expected = frozen(x), bnn(x)
+        assert_same(found[0], expected[0])
+        assert found[1:] == expected[1:] == (batch, batch / 2, "constant")
+
+
+class Tokens(nn.Module):
+    """Indices, a mask by keyword, and a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.dropout, self.head = nn.Embedding(11, 6), nn.Dropout(0.2), nn.Linear(6, 3)
+
+    def forward(self, tokens, *, keep, bias=None, scale=1.0):
+        x = self.dropout(self.embed(tokens)).masked_fill(~keep.unsqueeze(-1), 0.0)
+        out = self.head(x.mean(1)) * scale
+        return out if bias is None else out + bias
+
+
+@TIERS
+@pytest.mark.parametrize("with_bias", [False, True], ids=["", "bias"])
+def test_indices_masks_and_keywords(tier, with_bias):
+    def inputs(batch):
+        keep = torch.arange(5) < 1 + torch.arange(batch).unsqueeze(1) % 5
+        more = {"bias": torch.randn(batch, 3)} if with_bias else {}
+        return torch.randint(11, (batch, 5)), {"keep": keep, "scale": 2.0, **more}
+
+    tokens, keywords = inputs(3)
+    bnn = mp.convert(Tokens().eval(), ((tokens,), keywords), tier)
+    frozen = bnn.freeze()
+    for batch in (1, 4, 97):
+        tokens, keywords = inputs(batch)
+        assert_same(frozen(tokens, **keywords), bnn(tokens, **keywords))
+
+
 def test_a_frozen_network_is_not_moved():
     frozen = mp.convert(mlp().eval(), torch.zeros(1, 4), "fast").freeze()
     assert frozen.to(torch.float32) is frozen

@@ -23,6 +23,7 @@ from momentprop.moments import Moments, as_moments, is_moments, plain, variance_
 from momentprop.structure import Signature, rebuild_output
 
 _BATCH = 97  # of the example: no size of a layer, so that none is taken for the batch
+_COMPUTED = (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)  # not constants: they follow from inputs
 _GROWTH = 2  # of a constant over what it is computed from; what grows more is computed when it is needed
 
 
@@ -83,22 +84,22 @@ class FrozenNetwork(nn.Module):
 
 
 class _Outputs:
-    """Which of the flat outputs are tensors, and what the others are."""
+    """Which of the flat outputs are computed (tensors, sizes that follow from the batch), and what the rest is."""
 
     def __init__(self, moments: list[Any]) -> None:
         leaves, self.spec = pytree.tree_flatten(moments)
-        self.leaves = [None if isinstance(v, Tensor) else (v,) for v in leaves]
-        self.tensors = [v for v in leaves if isinstance(v, Tensor)]
+        self.leaves = [None if isinstance(v, _COMPUTED) else (v,) for v in leaves]
+        self.computed = [v for v in leaves if isinstance(v, _COMPUTED)]
 
-    def rebuilt(self, tensors: Sequence[Tensor]) -> list[Any]:
-        rest = list(tensors)[::-1]
+    def rebuilt(self, computed: Sequence[Any]) -> list[Any]:
+        rest = list(computed)[::-1]
         leaves = [rest.pop() if constant is None else constant[0] for constant in self.leaves]
         found: list[Any] = pytree.tree_unflatten(leaves, self.spec)
         return found
 
 
 class _Flat(nn.Module):
-    """A program with its state inside, as a function of flat tensors that returns flat tensors."""
+    """A program with its state inside, as a function of flat tensors that returns what is computed, flat."""
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class _Flat(nn.Module):
             self.register_buffer(f"state_{i}", copy)
         self.n_state = len(state)
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *tensors: Tensor) -> tuple[Any, ...]:
         rest = list(tensors)[::-1]
         leaves: list[Any] = []
         for example, uncertain in zip(self.signature.examples, self.uncertain, strict=True):
@@ -124,9 +125,9 @@ class _Flat(nn.Module):
             leaves.append(Moments(value, rest.pop()) if uncertain else value)
         found = self.inner(*[getattr(self, f"state_{i}") for i in range(self.n_state)], *leaves)
         outputs = _Outputs([plain(v) if is_moments(v) else as_moments(v) for v in found])
-        tensors_out, outputs.tensors = tuple(outputs.tensors), []
+        computed, outputs.computed = tuple(outputs.computed), []
         self.keep(outputs)
-        return tensors_out
+        return computed
 
 
 def freeze(
