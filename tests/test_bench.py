@@ -255,6 +255,21 @@ def test_the_command_on_a_saved_network(module: str) -> None:
     assert "not measured" not in ran.stdout
 
 
+def test_what_was_measured_is_shown_though_it_cannot_be_written(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    options = ["--input-shape", "4", "--runtime", "eager", "--method", "fast", "--batch", "2"]
+    options += ["--threads", "1", "--seconds", "0.01", "--no-memory", "--out", "b.json"]
+    ran = CliRunner().invoke(app, ["bench", f"{module}:make", *options])
+    assert ran.exit_code == 1
+    assert "no space left" in ran.stderr
+    assert "fast" in ran.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -266,6 +281,10 @@ def test_the_command_on_a_saved_network(module: str) -> None:
         (["--batch", "0"], "at least 1"),
         (["--samples", "1"], "at least two"),
         (["--seconds", "0"], "above 0"),
+        (["--out", "nowhere/b.json"], "no such folder"),
+        (["--out", "."], "it is a folder"),
+        (["--figure", "nowhere/b.png"], "no such folder"),
+        (["--figure", "b.gif"], ".png, .svg, .pdf"),
     ],
 )
 def test_mistakes_are_named(arguments: list[str], message: str) -> None:

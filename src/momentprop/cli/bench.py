@@ -18,9 +18,11 @@ from momentprop.benchmarking.rows import Result, Row
 from momentprop.benchmarking.run import Plan, run, start
 from momentprop.benchmarking.runtimes import RUNTIMES
 from momentprop.benchmarking.subject import Subject, paper_subject
-from momentprop.cli.failure import reported
+from momentprop.cli.failure import check_places, reported
 from momentprop.cli.models import ModelError, build_model, is_saved, parse_example
 from momentprop.cli.unit_progress import UnitBars
+
+FORMATS = (".png", ".svg", ".pdf")
 
 
 def bench(
@@ -68,6 +70,10 @@ def bench(
         if figure is not None:
             from momentprop import plots  # noqa: F401  (to hear at once that matplotlib is missing)
             from momentprop.benchmarking.figure import draw
+
+            if figure.suffix not in FORMATS:
+                raise ValueError(f"--figure must end in {', '.join(FORMATS)}, not {figure.name}")
+        check_places(out, figure)
         if seconds is not None and seconds <= 0:
             raise ValueError("--seconds must be above 0")
         kinds = method or ([SAVED] if model is not None and is_saved(model) else [MC, *TIERS])
@@ -87,13 +93,13 @@ def bench(
                 run(build, plan, bars, result)
         except KeyboardInterrupt:
             errors.print("[red]momentprop bench was interrupted[/red]: this is what it had measured")
+        show(result)  # before files are written, which may fail
         if out is not None:
             out.write_text(json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
         if figure is not None and result.rows:
             draw(result, figure)
-    show(result)
     for path in (out, figure):
-        if path is not None:
+        if path is not None and path.exists():
             errors.print(f"wrote {escape(str(path))}")
     if not result.complete:
         raise typer.Exit(130)

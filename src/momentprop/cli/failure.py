@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -21,3 +23,16 @@ def reported(verb: str) -> Iterator[None]:
             f"[red]momentprop {verb} failed:[/red] {escape(str(error))}"
         )
         raise typer.Exit(1) from None
+
+
+def check_places(*paths: Path | None) -> None:
+    """Whether files can be written there: asked before the long part, not after it."""
+    for path in paths:
+        if path is None:
+            continue
+        if path.is_dir():
+            raise ValueError(f"{path} cannot be written: it is a folder")
+        if not path.absolute().parent.is_dir():
+            raise ValueError(f"{path} cannot be written: no such folder")
+        if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+            raise ValueError(f"{path} cannot be written: permission denied")

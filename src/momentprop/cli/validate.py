@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from momentprop.cli.failure import check_places
 from momentprop.cli.models import ModelError, build_model, is_saved
 from momentprop.errors import MissingRuleError, MomentpropError, TraceError
 from momentprop.validation.page import failure_page
@@ -120,11 +121,7 @@ def _check(require_teq: float | None, samples: int, written: list[Path]) -> None
             f"--require-teq {require_teq:g} cannot be shown with {samples} samples: give at least "
             f"--samples {2 * require_teq:g}"
         )
-    for path in written:
-        if path.is_dir() or not path.absolute().parent.is_dir():
-            raise ValueError(
-                f"{path} cannot be written: " + ("it is a folder" if path.is_dir() else "no such folder")
-            )
+    check_places(*written)
 
 
 def _report(
