@@ -101,7 +101,28 @@ def test_multiply_adds_of_the_papers_network() -> None:
     assert work_of(papers, Method("mc", 50)) == first + 50 * rest
 
 
-@pytest.mark.parametrize(("make_model", "shape"), [(mlp, (4,)), (cnn, (3, 8, 8))])
+class Recurrent(torch.nn.Module):
+    """Dropout on the input itself; the sampler works on a copy of the graph, with the LSTM spelled out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout, self.lstm = torch.nn.Dropout(0.3), torch.nn.LSTM(4, 5, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.lstm(self.dropout(x))[0][:, -1]
+        return found
+
+
+def attention() -> torch.nn.Module:
+    """Which reshapes to the batch's size."""
+    return torch.nn.TransformerEncoderLayer(8, 2, 12, dropout=0.2, batch_first=True)
+
+
+@pytest.mark.parametrize(
+    ("make_model", "shape"),
+    [(mlp, (4,)), (cnn, (3, 8, 8)), (Recurrent, (3, 4)), (attention, (3, 8))],
+    ids=["dense", "convolutional", "recurrent", "attention"],
+)
 def test_sampling_in_two_programs_is_monte_carlo(make_model: Any, shape: tuple[int, ...]) -> None:
     """Exported with free sizes, and run on others than those of the examples."""
     model = make_model().eval()

@@ -84,7 +84,7 @@ class FrozenNetwork(nn.Module):
 
 
 class _Outputs:
-    """Which of the flat outputs are computed (tensors, sizes that follow from the batch), and what the rest is."""
+    """Which of the flat outputs are computed (tensors, and sizes that follow from the batch); the others."""
 
     def __init__(self, moments: list[Any]) -> None:
         leaves, self.spec = pytree.tree_flatten(moments)

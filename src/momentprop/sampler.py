@@ -44,7 +44,7 @@ class Sampler:
         self._certain = [o for o, random in zip(outputs, self.is_random, strict=True) if not random]
         # other noise comes from the global generator, inside the operator: one sample at a time
         self.has_other_noise = any(creates_noise(n) and n.target not in DRAWS for n in self.sampled)
-        self._input_nodes = trace.input_nodes
+        self.input_nodes = trace.input_nodes  # of the graph that is cut, which may be a copy
         self._prefix = fx.GraphModule(trace.root, self._prefix_graph(graph), "Prefix")
         suffix = fx.GraphModule(trace.root, self._suffix_graph(graph), "Suffix")
         given = (None,) * (len(self.boundary) + 2 * len(self.inputs))
@@ -60,7 +60,7 @@ class Sampler:
         values = list(self._prefix(*state, *leaves))
         uncertain = [leaf for leaf in leaves if isinstance(leaf, Moments)]
         sizes: dict[Any, int] = {}
-        for node, leaf in zip(self._input_nodes, leaves, strict=True):
+        for node, leaf in zip(self.input_nodes, leaves, strict=True):
             if isinstance(leaf, (Tensor, Moments)):
                 for symbolic, size in zip(node.meta["val"].shape, leaf.shape, strict=True):
                     if isinstance(symbolic, torch.SymInt) and symbolic.node.expr.is_symbol:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.export import Dim
 
 from momentprop.benchmarking.programs import Program
@@ -47,10 +47,13 @@ class _Suffix(nn.Module):
     def __init__(self, sampler: Sampler, given: Sequence[Any], varying: Sequence[int]) -> None:
         super().__init__()
         self.graph, self.varying, self.constants = sampler.one, tuple(varying), {}
+        self.sizes = {i: _rows(n) for i, n in enumerate(sampler.boundary) if _is_size(n)}
         for i, value in enumerate(given):
-            if i not in self.varying and isinstance(value, Tensor):
+            if i in self.varying or i in self.sizes:
+                continue
+            if isinstance(value, Tensor):
                 self.register_buffer(f"given_{i}", value.detach())
-            elif i not in self.varying:
+            else:
                 self.constants[i] = value
         self.n_given = len(given)
 
@@ -62,6 +65,8 @@ class _Suffix(nn.Module):
             if i in self.varying:
                 value = values[self.varying.index(i)]
                 given.append(value.unsqueeze(0).expand(count, *value.shape).flatten(0, 1))
+            elif i in self.sizes:
+                given.append(self.sizes[i] * count * batch)
             else:
                 given.append(self.constants[i] if i in self.constants else getattr(self, f"given_{i}"))
         found = self.graph(*given, *[n.flatten(0, 1) for n in noise])
@@ -77,8 +82,11 @@ def sample_with(bnn: BayesianNetwork, make: Make, inputs: tuple[Tensor, ...], n_
     state = bnn._state()
     with torch.no_grad():
         run = sampler.start(state, list(inputs))
-    varying = [i for i, node in enumerate(sampler.boundary) if node.op != "placeholder"]
-    varying += [i for i, node in enumerate(sampler.boundary) if node in trace.input_nodes]
+    varying = [
+        i
+        for i, node in enumerate(sampler.boundary)
+        if node in sampler.input_nodes or (node.op != "placeholder" and not _is_size(node))
+    ]
     batched = [{0: Dim.DYNAMIC}] * len(inputs)
     prefix = make(_Prefix(sampler, state, varying), inputs, batched, "prefix")
     places = [sampler.boundary[i] for i in varying]
@@ -113,6 +121,19 @@ def sample_with(bnn: BayesianNetwork, make: Make, inputs: tuple[Tensor, ...], n_
 
 def _sources(run: Run) -> list[Callable[[int], Tensor]]:
     return [run._source(n, torch.Generator().manual_seed(i)) for i, n in enumerate(run.sampler.noise)]
+
+
+def _is_size(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.SymInt)
+
+
+def _rows(node: fx.Node) -> int:
+    """How many times the batch a size is."""
+    size = node.meta["val"].node.expr
+    [symbol] = size.free_symbols
+    if not (size / symbol).is_Integer:
+        raise NotImplementedError(f"samples cannot be rows of a batch: there is a size of {size}")
+    return int(size / symbol)
 
 
 def _is_batch(value: Tensor) -> bool:
