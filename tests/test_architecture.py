@@ -34,6 +34,7 @@ ORDER = [
     "rules",
     "logits",
     "structure",
+    "flat_export",
     "nodes",
     "stems",
     "attention",

@@ -45,7 +45,9 @@ def close(found: Tensor, wanted: Tensor) -> None:
 @pytest.mark.parametrize("fidelity", ["paper", "fast", "accurate"])
 def test_moments(fidelity: str, tmp_path: Path) -> None:
     bnn = mp.convert(tiny_cnn(), torch.randn(2, 1, 8, 8), fidelity)
+    state = torch.get_rng_state()
     metadata = mp.export_onnx(bnn, tmp_path / "model.onnx", note="a note")
+    assert torch.equal(torch.get_rng_state(), state)  # the caller's random numbers are left alone
     assert max(metadata.options["errors"].values()) < 1e-5
     assert metadata.options["opset"] == 20
     x = torch.randn(5, 1, 8, 8)

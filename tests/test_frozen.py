@@ -140,6 +140,24 @@ def test_indices_masks_and_keywords(tier, with_bias):
         assert_same(frozen(tokens, **keywords), bnn(tokens, **keywords))
 
 
+def test_the_callers_random_numbers_are_left_alone(tmp_path):
+    bnn = mp.convert(mlp().eval(), mp.Moments(torch.zeros(2, 4), 0.1), "fast")
+    before = torch.get_rng_state()
+    bnn.freeze()
+    mp.save(bnn, tmp_path / "model.pt2")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_cannot_be_exported_is_an_error_of_ours(monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("a constraint is violated")
+
+    bnn = mp.convert(mlp().eval(), torch.zeros(2, 4), "fast")
+    monkeypatch.setattr(torch.export, "export", refuse)
+    with pytest.raises(mp.ExportError, match=r"torch.export does not accept.*a constraint is violated"):
+        bnn.freeze()
+
+
 def test_a_frozen_network_is_not_moved():
     frozen = mp.convert(mlp().eval(), torch.zeros(1, 4), "fast").freeze()
     assert frozen.to(torch.float32) is frozen

@@ -8,21 +8,19 @@ any batch size, and every operator whose inputs are constants gives way to its r
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
-from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 from momentprop.errors import MomentpropError
-from momentprop.moments import Moments, as_moments, is_moments, plain, variance_of
+from momentprop.flat_export import export_flat, quiet
+from momentprop.moments import as_moments, is_moments, plain
 from momentprop.structure import Signature, rebuild_output
 
-_BATCH = 97  # of the example: no size of a layer, so that none is taken for the batch
 _COMPUTED = (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)  # not constants: they follow from inputs
 _GROWTH = 2  # of a constant over what it is computed from; what grows more is computed when it is needed
 
@@ -56,17 +54,12 @@ class FrozenNetwork(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         leaves = self.signature.flatten(args, kwargs)
-        tensors: list[Tensor] = []
         for leaf, uncertain in zip(leaves, self.uncertain, strict=True):
             if is_moments(leaf) and not uncertain:
                 raise MomentpropError(
                     "this input was not uncertain when the network was frozen; call it with Moments before"
                 )
-            if isinstance(leaf, (Tensor, Moments)):
-                tensors.append(leaf.mean if isinstance(leaf, Moments) else leaf)
-                if uncertain:
-                    tensors.append(variance_of(leaf))
-        found = self.program(*tensors)
+        found = self.program(*self.signature.split(leaves, self.uncertain))
         return rebuild_output(self._outputs.rebuilt(found), self._out_spec)
 
     def train(self, mode: bool = True) -> FrozenNetwork:
@@ -118,11 +111,7 @@ class _Flat(nn.Module):
         self.n_state = len(state)
 
     def forward(self, *tensors: Tensor) -> tuple[Any, ...]:
-        rest = list(tensors)[::-1]
-        leaves: list[Any] = []
-        for example, uncertain in zip(self.signature.examples, self.uncertain, strict=True):
-            value: Any = rest.pop() if isinstance(example, Tensor) else example
-            leaves.append(Moments(value, rest.pop()) if uncertain else value)
+        leaves = self.signature.joined(tensors, self.uncertain)
         found = self.inner(*[getattr(self, f"state_{i}") for i in range(self.n_state)], *leaves)
         outputs = _Outputs([plain(v) if is_moments(v) else as_moments(v) for v in found])
         computed, outputs.computed = tuple(outputs.computed), []
@@ -141,32 +130,11 @@ def freeze(
     """program(*state, *inputs) -> flat outputs, with this state for good."""
     kept: list[_Outputs] = []
     flat = _Flat(program, state, signature, uncertain, lambda outputs: kept.append(outputs)).eval()
-    exported = _exported(flat, signature, uncertain)
-    return FrozenNetwork(exported, kept[-1], signature, uncertain, out_spec, fidelity)
-
-
-def _exported(program: _Flat, signature: Signature, uncertain: Sequence[bool]) -> fx.GraphModule:
-    device = next((t.device for t in program.buffers()), torch.device("cpu"))
-    examples: list[Tensor] = []
-    dynamic: list[Any] = []
-    integers = signature.integers or (None,) * len(signature.examples)
-    for example, batched, whole, random in zip(
-        signature.examples, signature.batched, integers, uncertain, strict=True
-    ):
-        if not isinstance(example, Tensor):
-            continue
-        shape = [_BATCH if batched and d == 0 else n for d, n in enumerate(example.shape)]
-        value = torch.randn(shape).to(device, example.dtype)
-        if whole is not None:  # indices and masks as they were traced
-            value = whole[torch.arange(_BATCH) % len(whole)].to(device) if batched else whole.to(device)
-        examples += [value, value.abs()] if random else [value]
-        dynamic += [{0: Dim.DYNAMIC} if batched else None] * (2 if random else 1)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # deprecations inside torch
-        exported = torch.export.export(
-            program, tuple(examples), dynamic_shapes=(tuple(dynamic),), strict=False
-        )
-        return folded(exported.module(check_guards=False))
+    device = next((t.device for t in flat.buffers()), torch.device("cpu"))
+    exported = export_flat(flat, signature.tensors(uncertain, device), signature.dynamic(uncertain))
+    with quiet(), torch.no_grad():
+        constants = folded(exported.module(check_guards=False))
+    return FrozenNetwork(constants, kept[-1], signature, uncertain, out_spec, fidelity)
 
 
 def folded(module: fx.GraphModule) -> fx.GraphModule:

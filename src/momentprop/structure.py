@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 from momentprop.errors import InputError
-from momentprop.moments import Moments, is_moments, mean_of
+from momentprop.moments import Moments, is_moments, mean_of, variance_of
+
+EXAMPLE_BATCH = 97  # of inputs to export with: no size of a layer, so that none is taken for the batch
+Make = Callable[[Sequence[int]], Tensor]  # shape -> floating-point numbers
 
 
 def split_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -89,6 +93,58 @@ class Signature:
                 self._check(self._name(i), leaf, example, self.batched[i])
         return leaves
 
+    def tensors(
+        self,
+        uncertain: Sequence[bool],
+        device: torch.device | str = "cpu",
+        batch: int = EXAMPLE_BATCH,
+        make: Make | None = None,
+    ) -> list[Tensor]:
+        """Flat tensors to call with: numbers from `make(shape)`; indices and masks as they were traced.
+
+        Without `make` they are normal, from a generator of their own: the caller's random state stays.
+        """
+        make = make or _normal_numbers()
+        found: list[Tensor] = []
+        for i, example in enumerate(self.examples):
+            if not isinstance(example, Tensor):
+                continue
+            shape = [batch if self.batched[i] and d == 0 else int(n) for d, n in enumerate(example.shape)]
+            rows = self.integers[i] if self.integers else None
+            if rows is not None and self.batched[i]:
+                rows = rows[torch.arange(batch) % len(rows)]
+            found.append((make(shape) if rows is None else rows).to(device, example.dtype))
+            if uncertain[i]:
+                found.append(make(shape).abs().to(device, example.dtype))
+        return found
+
+    def dynamic(self, uncertain: Sequence[bool]) -> list[Any]:
+        """The free dimensions of these tensors, as torch.export wants them."""
+        free: list[Any] = []
+        for example, batched, random in zip(self.examples, self.batched, uncertain, strict=True):
+            if isinstance(example, Tensor):
+                free += [{0: Dim.DYNAMIC} if batched else None] * (2 if random else 1)
+        return free
+
+    def split(self, leaves: Sequence[Any], uncertain: Sequence[bool]) -> list[Tensor]:
+        """The flat tensors of a call: an uncertain input is two, mean and variance."""
+        tensors: list[Tensor] = []
+        for leaf, random in zip(leaves, uncertain, strict=True):
+            if isinstance(leaf, (Tensor, Moments)):
+                tensors.append(mean_of(leaf))
+                if random:
+                    tensors.append(variance_of(leaf))
+        return tensors
+
+    def joined(self, tensors: Sequence[Tensor], uncertain: Sequence[bool]) -> list[Any]:
+        """The inverse of `split`, with the constants that were traced."""
+        rest = list(tensors)[::-1]
+        leaves: list[Any] = []
+        for example, random in zip(self.examples, uncertain, strict=True):
+            value: Any = rest.pop() if isinstance(example, Tensor) else example
+            leaves.append(Moments(value, rest.pop()) if random else value)
+        return leaves
+
     def moved(self, probe: Callable[[torch.dtype], Tensor]) -> Signature:
         """The signature after the module moved: `probe(dtype)` is an empty tensor that moved along."""
         examples = tuple(e.to(probe(e.dtype).dtype) if isinstance(e, Tensor) else e for e in self.examples)
@@ -138,6 +194,11 @@ class Signature:
                 )
             if value.device.type != "meta" and bool((leaf.variance < 0).any()):
                 raise InputError(f"{name} has negative variance")
+
+
+def _normal_numbers() -> Make:
+    generator = torch.Generator().manual_seed(0)
+    return lambda shape: torch.randn(*shape, generator=generator)
 
 
 _VALUES = (Tensor, bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from momentprop.errors import MissingExtraError
-from momentprop.exports.program import quiet
+from momentprop.flat_export import export_flat, quiet
 
 Program = Callable[[Sequence[Tensor]], Sequence[Any]]
 
@@ -41,10 +41,7 @@ def exported(module: nn.Module, inputs: Sequence[Tensor], dynamic: Sequence[Any]
         def forward(self, *tensors: Tensor) -> Any:
             return self.inner(*tensors)
 
-    with quiet(), torch.no_grad():
-        return torch.export.export(
-            Flat().eval(), tuple(inputs), dynamic_shapes=(tuple(dynamic),), strict=False
-        )
+    return export_flat(Flat().eval(), inputs, dynamic)
 
 
 def packaged(module: nn.Module, inputs: Sequence[Tensor], dynamic: Sequence[Any], path: Path) -> Program:

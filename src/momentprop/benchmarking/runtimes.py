@@ -18,9 +18,9 @@ from momentprop.exports.archive import load
 from momentprop.exports.loaded import LoadedNetwork
 from momentprop.exports.onnx import export_onnx
 from momentprop.montecarlo import monte_carlo
+from momentprop.structure import EXAMPLE_BATCH
 
 RUNTIMES = ("eager", "compiled", "aot", "onnx")
-_BATCH = 97  # of example inputs: no size of a layer, so that no code takes them for the same
 
 Call = Callable[[tuple[Tensor, ...]], object]
 
@@ -39,7 +39,7 @@ def prepare(subject: Subject, method: Method, runtime: str, setting: Setting) ->
     if method.kind == MC:
         return _sampled(subject, method, runtime, setting)
     if method.kind == PLAIN:
-        inputs = subject.batch(_BATCH)
+        inputs = subject.batch(EXAMPLE_BATCH)
         program = _program(
             subject.plain(), inputs, [{0: Dim.DYNAMIC}] * len(inputs), "plain", runtime, setting
         )
@@ -106,7 +106,7 @@ def _sampled(subject: Subject, method: Method, runtime: str, setting: Setting) -
         # the number of samples is free: every T uses the same two files
         return _program(module, inputs, dynamic, f"mc-{name}", runtime, setting)
 
-    sample: Call = sample_with(subject.converted("paper"), make, subject.batch(_BATCH), method.samples)
+    sample: Call = sample_with(subject.converted("paper"), make, subject.batch(EXAMPLE_BATCH), method.samples)
     return sample
 
 

@@ -11,7 +11,8 @@ from torch import nn
 from momentprop.errors import ExportError
 from momentprop.exports.archive import describe, moments_program, seal, written
 from momentprop.exports.metadata import Metadata
-from momentprop.exports.program import example_tensors, quiet
+from momentprop.exports.program import example_tensors
+from momentprop.flat_export import quiet
 
 
 def compile_package(

@@ -28,7 +28,8 @@ from momentprop.exports.loaded import LoadedNetwork, PackagedProgram
 from momentprop.exports.metadata import MEMBER, Metadata, as_report
 from momentprop.exports.outline import Outline
 from momentprop.exports.plain_names import use_plain_names
-from momentprop.exports.program import Program, program_of, quiet
+from momentprop.exports.program import Program, program_of
+from momentprop.flat_export import quiet
 
 
 def save(

@@ -21,8 +21,9 @@ from momentprop.exports.metadata import Metadata
 from momentprop.exports.onnx_names import name_values, named_inputs
 from momentprop.exports.onnx_operators import translations
 from momentprop.exports.onnx_phases import stride_convolutions
-from momentprop.exports.program import Program, program_of, quiet
+from momentprop.exports.program import Program, program_of
 from momentprop.exports.verification import verify_onnx
+from momentprop.flat_export import quiet
 from momentprop.records import plain
 
 OPSET = 20  # of ONNX 1.15, which is of 2023

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.export import Dim, ExportedProgram
+from torch.export import ExportedProgram
 
 from momentprop.convert import BayesianNetwork
-from momentprop.errors import ExportError
 from momentprop.exports.interface import BATCH, Call, Port, dtype_name
-from momentprop.structure import Signature
-
-_BATCH = 97  # of the examples: no size of a layer, so that no code takes them for the same
+from momentprop.flat_export import export_flat
+from momentprop.structure import EXAMPLE_BATCH, Make, Signature
 
 
 @dataclass(frozen=True)
@@ -53,17 +49,7 @@ def program_of(network: nn.Module, head: Callable[[Any], dict[str, Tensor]]) -> 
     call = Call.of(signature, uncertain)
     names: list[str] = []
     flat = _Flat(network, call, head, names).eval()
-    examples = example_tensors(network, call)
-    dynamic = tuple({0: Dim.DYNAMIC} if port.batched else None for port in call.ports)
-    try:
-        with quiet(), torch.no_grad():
-            exported = torch.export.export(flat, tuple(examples), dynamic_shapes=(dynamic,), strict=False)
-    except ExportError:
-        raise
-    except Exception as error:
-        raise ExportError(
-            f"torch.export does not accept the converted network: {type(error).__name__}: {error}"
-        ) from error
+    exported = export_flat(flat, signature.tensors(uncertain, _device(network)), signature.dynamic(uncertain))
     _forget_places(exported)
     return Program(exported, call, _outputs(exported, names), fidelity, flat)
 
@@ -80,21 +66,16 @@ def _known(network: nn.Module) -> tuple[Signature, tuple[bool, ...], str]:
 
 
 def example_tensors(
-    network: nn.Module,
-    call: Call,
-    batch: int = _BATCH,
-    make: Callable[[Sequence[int]], Tensor] = torch.randn,
+    network: nn.Module, call: Call, batch: int = EXAMPLE_BATCH, make: Make | None = None
 ) -> list[Tensor]:
     """Inputs of a call: floating-point ones from `make(shape)`; indices and masks as they were traced."""
-    device = next((t.device for t in network.state_dict(keep_vars=True).values()), torch.device("cpu"))
-    tensors: list[Tensor] = []
-    for port in call.inputs:
-        rows = port.integers(batch)
-        value = make(port.sizes(batch)) if rows is None else rows
-        tensors.append(value.to(device, port.torch_dtype))
-        if port.uncertain:
-            tensors.append(make(port.sizes(batch)).abs().to(device, port.torch_dtype))
-    return tensors
+    signature, marks = call.signature(), iter(call.inputs)
+    uncertain = [isinstance(e, Tensor) and next(marks).uncertain for e in signature.examples]
+    return signature.tensors(uncertain, _device(network), batch, make)
+
+
+def _device(network: nn.Module) -> torch.device:
+    return next((t.device for t in network.state_dict(keep_vars=True).values()), torch.device("cpu"))
 
 
 def _forget_places(exported: ExportedProgram) -> None:
@@ -114,11 +95,3 @@ def _outputs(exported: ExportedProgram, names: Sequence[str]) -> tuple[Port, ...
         shape = [n if isinstance(n, int) else BATCH if n.node.expr.is_Symbol else str(n) for n in value.shape]
         ports.append(Port(name, dtype_name(value.dtype), tuple(shape)))
     return tuple(ports)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without the deprecation warnings that torch raises inside itself."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
