@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from momentprop.benchmarking.runtimes import RUNTIMES, Call, prepare
 from momentprop.benchmarking.subject import Subject
 from momentprop.benchmarking.turns import keep_freed_memory, take_turns
 from momentprop.benchmarking.work import work_of
+from momentprop.threads import torch_threads
 
 Progress = Callable[[str, float, float, str], None]  # unit, done, total, what is being done
 _PREPARE = {"eager": 2.0, "compiled": 2.0, "aot": 40.0, "onnx": 8.0}  # seconds per method, for the forecast
@@ -79,7 +79,7 @@ def run(build: Callable[[], Subject], plan: Plan, progress: Progress, result: Re
     with tempfile.TemporaryDirectory(prefix="momentprop-bench-") as folder:
         for threads in plan.threads:
             setting = Setting(threads, Path(folder), plan.backend)
-            with _threads(threads):
+            with torch_threads(threads):
                 for runtime in plan.runtimes:
                     _measure(subject, plan, runtime, setting, progress, result)
         if plan.memory:
@@ -184,13 +184,3 @@ def _reason(error: BaseException) -> str:
     """The first line of what it says."""
     lines: Sequence[str] = [line for line in str(error).splitlines() if line.strip()]
     return lines[0].strip() if lines else type(error).__name__
-
-
-@contextmanager
-def _threads(n: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

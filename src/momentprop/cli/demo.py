@@ -11,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -20,6 +19,7 @@ from rich.table import Table
 
 from momentprop.errors import MomentpropError
 from momentprop.experiments import digits, toy
+from momentprop.threads import torch_threads
 from momentprop.version import __version__
 
 # networks this small hardly gain from a second thread, and on a busy machine waiting for it costs tenfold
@@ -48,7 +48,7 @@ def _demo(out: Path, seed: int, quick: bool) -> None:
 
     out.mkdir(parents=True, exist_ok=True)
     settings = _QUICK if quick else {"regression": {}, "digits": {}}
-    with _bars() as bar, _threads(_THREADS):
+    with _bars() as bar, torch_threads(_THREADS):
         regression = toy.run(seed, progress=bar("toy regression"), **settings["regression"])
         classes = digits.run(seed, progress=bar("digits 0-4"), **settings["digits"])
     _print("Toy regression, trained on -3..19", regression.table)
@@ -80,16 +80,6 @@ def _demo(out: Path, seed: int, quick: bool) -> None:
     text = json.dumps(results, indent=2, allow_nan=False)
     (out / "results.json").write_text(text + "\n", encoding="utf-8")
     Console(stderr=True).print(f"Wrote regression.png, entropy.png, roc.png and results.json to {out}/")
-
-
-@contextmanager
-def _threads(n: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -19,12 +19,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from momentprop.errors import MissingExtraError
 from momentprop.experiments.training import seeded
 from momentprop.experiments.versions import versions
+from momentprop.threads import torch_threads
 
 Report = Callable[[float, float, str], None]
 """Called as report(done, total, label)."""
@@ -150,13 +150,9 @@ class Job:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         needs = {unit.name: self.root / unit.folder_name for unit in self.unit.needs}
-        before, start = torch.get_num_threads(), time.perf_counter()
-        torch.set_num_threads(self.threads)
-        try:
-            with seeded(int(self.unit.digest, 16)):
-                result = self.unit.run(Workspace(self.folder, needs, reporter))
-        finally:
-            torch.set_num_threads(before)
+        start = time.perf_counter()
+        with torch_threads(self.threads), seeded(int(self.unit.digest, 16)):
+            result = self.unit.run(Workspace(self.folder, needs, reporter))
         record = {
             "name": self.unit.name,
             "settings": self.unit.settings,
