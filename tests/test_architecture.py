@@ -14,6 +14,7 @@ PACKAGE = ROOT / "src" / "momentprop"
 ORDER = [
     "version",
     "errors",
+    "threads",
     "checks",
     "insertion",
     "records",
@@ -108,6 +109,7 @@ ORDER = [
     "exports.onnx_names",
     "exports.onnx_operators",
     "exports.onnx_phases",
+    "exports.onnx_runtime",
     "exports.verification",
     "exports.onnx",
     "exports.inspection",

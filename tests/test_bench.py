@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -155,11 +156,15 @@ def test_rows_that_influence_each_other_are_no_samples() -> None:
 
 
 @pytest.mark.parametrize("runtime", ["eager", "compiled", "onnx"])
-def test_a_method_gives_the_same_in_every_runtime(runtime: str, tmp_path: Path) -> None:
+def test_a_method_gives_the_same_in_every_runtime(
+    runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if runtime == "onnx":
         pytest.importorskip("onnxruntime", reason="comes with the extra onnx")
     measured, x = subject(), torch.randn(3, 4)
     setting = Setting(1, tmp_path, "aot_eager")
+    logger = logging.getLogger("torch.onnx")
+    monkeypatch.setattr(logger, "level", logging.INFO)
     with torch.no_grad():
         torch._dynamo.reset()
         plain: object = prepare(measured, Method("plain"), runtime, setting)((x,))
@@ -171,6 +176,7 @@ def test_a_method_gives_the_same_in_every_runtime(runtime: str, tmp_path: Path) 
             plain, fast = torch.as_tensor(plain[0]), mp.Moments(*map(torch.as_tensor, fast))
         assert isinstance(plain, torch.Tensor)
         assert isinstance(fast, mp.Moments)
+        assert logger.level == logging.INFO  # what it is quiet about is the caller's to hear again
         torch.testing.assert_close(plain, measured.plain()(x))
         torch.testing.assert_close(fast.mean, expected.mean)
         torch.testing.assert_close(fast.variance, expected.variance)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from momentprop.errors import MissingExtraError
+from momentprop.exports.onnx_runtime import check_onnx, open_session, silent_exporter
 from momentprop.flat_export import export_flat, quiet
 
 Program = Callable[[Sequence[Tensor]], Sequence[Any]]
@@ -66,8 +64,7 @@ def in_onnx(
     """ONNX Runtime on a file that is made unless it is there."""
     check_onnx()
     if not path.exists():
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-        with quiet(), torch.no_grad():
+        with quiet(), silent_exporter(), torch.no_grad():
             made = torch.onnx.export(
                 exported(module, inputs, dynamic), dynamo=True, external_data=False, verbose=False
             )
@@ -76,22 +73,9 @@ def in_onnx(
     return session(path, setting)
 
 
-def check_onnx() -> None:
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtraError(package, "onnx")
-
-
 def session(path: Path, setting: Setting) -> Program:
     """A file in ONNX Runtime."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors
-    options.intra_op_num_threads = setting.threads
-    options.inter_op_num_threads = 1
-    options.enable_cpu_mem_arena = options.enable_mem_pattern = setting.arena
-    opened = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+    opened = open_session(path, setting.threads, setting.arena)
     names = [value.name for value in opened.get_inputs()]
 
     def run(tensors: Sequence[Tensor]) -> Sequence[Any]:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from momentprop.exports.metadata import Metadata
 from momentprop.exports.onnx_names import name_values, named_inputs
 from momentprop.exports.onnx_operators import translations
 from momentprop.exports.onnx_phases import stride_convolutions
+from momentprop.exports.onnx_runtime import check_onnx, silent_exporter
 from momentprop.exports.program import Program, program_of
 from momentprop.exports.verification import verify_onnx
 from momentprop.flat_export import quiet
@@ -69,9 +67,7 @@ def export_onnx(
         ExportError: the network cannot be written as ONNX.
         DisagreementError: ONNX Runtime gives other numbers than PyTorch. No file is left.
     """
-    for package, name in (("onnx", "onnx"), ("onnxscript", "onnxscript"), ("onnxruntime", "onnxruntime")):
-        if importlib.util.find_spec(package) is None and (verify or package != "onnxruntime"):
-            raise MissingExtraError(name, "onnx")
+    check_onnx(runtime=verify)
     if opset < _OLDEST:
         raise ValueError(f"opset must be at least {_OLDEST}, not {opset}")
     program = program_of(network, head_of(outputs, options, select))
@@ -125,7 +121,7 @@ def _checked(
 def _translated(program: Program, opset: int, table: dict[Any, Any]) -> Any:
     """The program in ONNX, as onnx_ir has it, named and without what only its maker could use."""
     try:
-        with quiet(), _silent():
+        with quiet(), silent_exporter():
             made = torch.onnx.export(
                 program.exported,
                 dynamo=True,
@@ -159,15 +155,3 @@ def _reason(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {error}"
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Without the exporter's log messages about packages that are not there."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

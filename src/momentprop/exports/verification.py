@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from momentprop.errors import DisagreementError, ExportError
 from momentprop.exports.onnx_names import input_names
+from momentprop.exports.onnx_runtime import open_session
 from momentprop.exports.program import Program, example_tensors
 
 TOLERANCE = 1e-5  # of the largest value of an output
@@ -37,12 +37,8 @@ FILLINGS: dict[str, Callable[[Sequence[int]], Tensor]] = {
 
 def verify_onnx(path: Path, network: nn.Module, program: Program) -> dict[str, float]:
     """The largest error of every output in ONNX Runtime, relative to its scale; raises if it is too large."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors
     try:
-        session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+        session = open_session(path)
     except Exception as error:  # of its own kinds
         raise ExportError(f"ONNX Runtime does not load the file: {error}") from error
     names = [value.name for value in session.get_inputs()]

@@ -1,0 +1,49 @@
+"""Around ONNX files: the packages they need, an exporter that is quiet, and sessions of ONNX Runtime."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from momentprop.errors import MissingExtraError
+
+
+def check_onnx(runtime: bool = True) -> None:
+    """Whether the packages are there that write files, and the one that runs them."""
+    for package in ("onnx", "onnxscript", *(["onnxruntime"] if runtime else [])):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, "onnx")
+
+
+@contextmanager
+def silent_exporter() -> Iterator[None]:
+    """Without the exporter's log messages about packages that are not there."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def open_session(path: Path, threads: int = 0, arena: bool = True) -> Any:
+    """A file in ONNX Runtime on the CPU.
+
+    Args:
+        threads: that share an operator; 0: one per core.
+        arena: keep memory for the next call; without, the peak of its memory can be seen.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = arena
+    return onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
