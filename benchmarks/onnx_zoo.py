@@ -12,22 +12,17 @@ is run again only if it is named or failed; `--all` runs everything again.
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
-import platform
-import sys
 import tempfile
-import time
 import traceback
 import warnings
 from collections import defaultdict
-from multiprocessing import get_all_start_methods
-from multiprocessing import get_context as new_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from zoo_examination import ZOO, load, warm_up
+from zoo_run import Question, add_arguments, run_all, title
 
 import momentprop as mp
 
@@ -35,58 +30,14 @@ ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
-    args = _arguments()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_arguments(parser, 600, ROOT / "benchmarks/results/onnx_zoo.json")
+    args = parser.parse_args()
     torch.set_num_threads(1)
     warm_up()
-    chosen = [
-        name
-        for name, entry in ZOO.items()
-        if (not args.only or any(part in name for part in args.only))
-        and (not entry.needs or importlib.util.find_spec(entry.needs))
-    ]
-    results: dict[str, Any] = json.loads(args.out.read_text())["networks"] if args.out.exists() else {}
-    for i, name in enumerate(chosen, 1):
-        if results.get(name, {}).get("status") == "agrees" and not (args.only or args.all):
-            continue
-        results[name] = _run(name, args)
-        print(f"[{i}/{len(chosen)}] {_line(name, results[name])}", file=sys.stderr, flush=True)
-        _write(results, args)
-    _print({name: results[name] for name in ZOO if name in results})
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="networks whose names contain one of these")
-    parser.add_argument("--limit", type=float, default=600, help="seconds per network (default 600)")
-    parser.add_argument("--fidelity", default="auto", help="tier (default auto)")
-    parser.add_argument("--all", action="store_true", help="run again what is in the file already")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/onnx_zoo.json")
-    return parser.parse_args()
-
-
-def _run(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One network in a process of its own: a crash or a hang loses nothing else."""
-    context: Any = new_context("fork" if "fork" in get_all_start_methods() else "spawn")
-    receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(send, name, args.fidelity))
-    start = time.perf_counter()
-    process.start()
-    send.close()
-    try:
-        found = receive.recv() if receive.poll(args.limit) else None
-    except EOFError:
-        process.join()
-        return {"status": "crash", "cause": f"exit code {process.exitcode}"}
-    if found is None:
-        process.kill()
-        return {"status": "time limit", "cause": f"more than {args.limit:.0f} s"}
-    process.join()
-    return found | {"seconds": round(time.perf_counter() - start, 1)}
-
-
-def _work(send: Any, name: str, fidelity: str) -> None:
-    torch.set_num_threads(1)
-    send.send(_examine(name, fidelity))
+    examine = partial(_examine, fidelity=args.fidelity)
+    question = Question((__doc__ or "").splitlines()[0], examine, "agrees", _line, ("traceback",))
+    _print(run_all(question, ZOO, args))
 
 
 def _examine(name: str, fidelity: str) -> dict[str, Any]:
@@ -124,7 +75,7 @@ def _line(name: str, r: dict[str, Any]) -> str:
 
 
 def _print(results: dict[str, Any]) -> None:
-    print(f"{platform.machine()}, 1 thread, torch {torch.__version__}, momentprop {mp.__version__}")
+    print(title())
     for name, result in results.items():
         print(_line(name, result))
     converted = [r for r in results.values() if r["status"] != "not converted"]
@@ -136,19 +87,6 @@ def _print(results: dict[str, Any]) -> None:
             causes[f"{result['status']}: {' '.join(result['cause'].split())[:100]}"].append(name)
     for cause, names in causes.items():
         print(f"  {cause}\n    {', '.join(names)}")
-
-
-def _write(results: dict[str, Any], args: argparse.Namespace) -> None:
-    header = {
-        "question": (__doc__ or "").splitlines()[0],
-        "machine": platform.machine(),
-        "threads": 1,
-        "versions": {"momentprop": mp.__version__, "torch": torch.__version__},
-    }
-    # tracebacks name files of this machine
-    kept = {name: {k: v for k, v in r.items() if k != "traceback"} for name, r in results.items()}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(header | {"networks": kept}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One network of the catalogue: converted, and compared with sampling. Used by zoo.py."""
+"""One network of the catalogue: converted, and compared with sampling. Used by zoo.py and onnx_zoo.py."""
 
 from __future__ import annotations
 

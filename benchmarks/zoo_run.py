@@ -1,0 +1,121 @@
+"""Every network of the catalogue in a process of its own, results kept. Used by zoo.py and onnx_zoo.py."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from multiprocessing import get_all_start_methods
+from multiprocessing import get_context as new_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import momentprop as mp
+
+Result = dict[str, Any]  # at least a status; of what went wrong outside of the examination, a cause
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of every network, and how its answers are kept."""
+
+    text: str
+    examine: Callable[[str], Result]
+    good: str  # the status of networks that need not run again
+    line: Callable[[str, Result], str]
+    left_out: tuple[str, ...] = ()  # of the file: they name places of this machine
+    header: Mapping[str, Any] | None = None
+
+
+def add_arguments(parser: argparse.ArgumentParser, limit: float, out: Path) -> None:
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="networks whose names contain one of these")
+    parser.add_argument("--limit", type=float, default=limit, help=f"seconds per network (default {limit:g})")
+    parser.add_argument("--fidelity", default="auto", help="tier (default auto)")
+    parser.add_argument("--all", action="store_true", help="run again what is in the file already")
+    parser.add_argument("--out", type=Path, default=out)
+
+
+def run_all(question: Question, zoo: Mapping[str, Any], args: argparse.Namespace) -> dict[str, Result]:
+    """All results in the order of the catalogue; the file is written after every network."""
+    results: dict[str, Result] = json.loads(args.out.read_text())["networks"] if args.out.exists() else {}
+    chosen = choose(zoo, args.only)
+    for i, name in enumerate(chosen, 1):
+        done = results.get(name, {}).get("status") == question.good
+        if done and not (args.only or args.all):
+            continue
+        results[name] = run_one(name, question.examine, args.limit)
+        print(f"[{i}/{len(chosen)}] {question.line(name, results[name])}", file=sys.stderr, flush=True)
+        _write(results, question, args.out)
+    return {name: results[name] for name in zoo if name in results}
+
+
+def choose(zoo: Mapping[str, Any], only: Iterable[str] | None) -> list[str]:
+    """Those that are named, or all; without those whose package is missing, which is said."""
+    named = [name for name in zoo if not only or any(part in name for part in only)]
+    missing: dict[str, int] = {}
+    for name in named:
+        package = zoo[name].needs
+        if package and importlib.util.find_spec(package) is None:
+            missing[package] = missing.get(package, 0) + 1
+    for package, count in missing.items():
+        print(f"{count} networks skipped: {package} is not installed", file=sys.stderr)
+    return [name for name in named if zoo[name].needs not in missing]
+
+
+def run_one(name: str, examine: Callable[[str], Result], limit: float) -> Result:
+    """One network in a process of its own: a crash or a hang loses nothing else."""
+    # a fork has everything imported already, as it was when the run began
+    context: Any = new_context("fork" if "fork" in get_all_start_methods() else "spawn")
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(send, examine, name))
+    start = time.perf_counter()
+    process.start()
+    try:
+        send.close()
+        if not receive.poll(limit):
+            return {"status": "time limit", "cause": f"more than {limit:.0f} s"}
+        found: Result = receive.recv()
+        return found | {"seconds": round(time.perf_counter() - start, 1)}
+    except EOFError:
+        process.join()
+        return {"status": "crash", "cause": f"exit code {process.exitcode}"}
+    finally:  # after Ctrl-C too
+        process.kill()
+        process.join()
+        process.close()
+        receive.close()
+
+
+def _work(send: Any, examine: Callable[[str], Result], name: str) -> None:
+    torch.set_num_threads(1)
+    send.send(examine(name))
+
+
+def title() -> str:
+    return f"{platform.machine()}, 1 thread, torch {torch.__version__}, momentprop {mp.__version__}"
+
+
+def _write(results: Mapping[str, Result], question: Question, out: Path) -> None:
+    """Whole or not at all: hours of results are in the file that it replaces."""
+    header = {
+        "question": question.text,
+        "machine": platform.machine(),
+        "threads": 1,
+        **(question.header or {}),
+        "versions": {"momentprop": mp.__version__, "torch": torch.__version__},
+    }
+    kept = {
+        name: {k: v for k, v in result.items() if k not in question.left_out}
+        for name, result in results.items()
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = out.with_name(f"{out.name}.part")
+    part.write_text(json.dumps(header | {"networks": kept}, indent=1) + "\n")
+    part.replace(out)
