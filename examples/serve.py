@@ -273,6 +273,8 @@ def create_app(classifier: Classifier, limits: Limits | None = None) -> FastAPI:
         start, status = time.perf_counter(), 500
         try:
             images = await _images(request)
+            if not batcher.works:  # nobody would ever answer
+                raise HTTPException(503, "the service is broken: it must be started again")
             try:
                 found = await batcher.submit(images)
             except asyncio.QueueFull:

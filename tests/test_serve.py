@@ -239,6 +239,8 @@ def test_health_says_that_nothing_is_answered_any_more(client: Any) -> None:
     client.portal.call(batcher.worker.cancel)
     found = client.get("/health")
     assert (found.status_code, found.json()["status"]) == (503, "broken")
+    answer = client.post("/predict", content=npy(np.zeros((1, 4), np.float32)), headers=NPY)
+    assert (answer.status_code, "started again" in answer.text) == (503, True)
 
 
 def test_others_are_answered_while_a_body_is_parsed(client: Any) -> None:
