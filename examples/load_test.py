@@ -28,6 +28,7 @@ import torch
 
 import momentprop as mp
 from momentprop.experiments.cifar_network import network
+from momentprop.exports.onnx_runtime import silent_exporter
 
 SERVER = Path(__file__).with_name("serve.py")
 SHAPE = (3, 32, 32)
@@ -69,9 +70,10 @@ def main() -> None:
 def export(folder: Path, tiers: list[str]) -> dict[str, Path]:
     torch.manual_seed(0)
     model, x = network(10).eval(), torch.randn(2, *SHAPE)
-    made = torch.onnx.export(
-        model, (x,), dynamo=True, dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), verbose=False
-    )
+    with silent_exporter():
+        made = torch.onnx.export(
+            model, (x,), dynamo=True, dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), verbose=False
+        )
     assert made is not None
     made.save(str(folder / "plain.onnx"), external_data=False)
     for tier in tiers:

@@ -1,5 +1,6 @@
 """Deterministic tests: one seed per test, hypothesis without randomness."""
 
+import signal
 import sys
 
 import pytest
@@ -9,6 +10,9 @@ from hypothesis import settings
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 settings.register_profile("long", max_examples=2000, deadline=None)  # --hypothesis-profile=long
 settings.load_profile("ci")
+
+# A suite started in the background ignores Ctrl-C, and so would the processes in which tests press it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

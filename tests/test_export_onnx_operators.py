@@ -122,8 +122,10 @@ def test_windows_come_from_strided_convolutions(case: str, fidelity: str, tmp_pa
             nn.init.zeros_(module.bias)
     bnn = mp.convert(model.eval(), torch.randn(2, 2, *sizes), fidelity)
     mp.export_onnx(bnn, tmp_path / "model.onnx")
-    kinds = Counter(node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node)
+    graph = onnx.load(tmp_path / "model.onnx").graph
+    kinds = Counter(node.op_type for node in graph.node)
     assert (kinds["Slice"] == 0 and kinds["Conv"] > 2) == strided
+    assert {v.name for v in graph.initializer} <= {name for node in graph.node for name in node.input}
     if not strided:
         assert kinds["Slice"] > 0
         assert kinds["Conv"] == 2

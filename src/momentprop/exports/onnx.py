@@ -120,6 +120,8 @@ def _checked(
 
 def _translated(program: Program, opset: int, table: dict[Any, Any]) -> Any:
     """The program in ONNX, as onnx_ir has it, named and without what only its maker could use."""
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+
     try:
         with quiet(), silent_exporter():
             made = torch.onnx.export(
@@ -139,6 +141,7 @@ def _translated(program: Program, opset: int, table: dict[Any, Any]) -> Any:
             node.metadata_props.clear()
             node.doc_string = None
     stride_convolutions(model.graph)
+    RemoveUnusedNodesPass()(model)
     name_values(model, program)
     model.producer_name = "momentprop"
     return model

@@ -46,4 +46,6 @@ def open_session(path: Path, threads: int = 0, arena: bool = True) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = options.enable_mem_pattern = arena
+    # between calls threads would go on spinning, and take the cores from whatever else runs
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     return onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
