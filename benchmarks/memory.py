@@ -21,6 +21,7 @@ from torch import Tensor
 
 import momentprop as mp
 from momentprop.benchmarking.subject import paper_cnn
+from momentprop.exports.onnx_runtime import silent_exporter
 
 NETWORKS = ("plain", "paper", "fast", "accurate")
 RUNTIMES = ("eager", "compiled", "onnx")
@@ -69,7 +70,8 @@ def _prepared(network: str, runtime: str, x: Tensor, folder: Path) -> Callable[[
 
     file = folder / "network.onnx"
     if network == "plain":
-        torch.onnx.export(model, (x,), file, dynamo=True, verbose=False)
+        with silent_exporter():
+            torch.onnx.export(model, (x,), file, dynamo=True, verbose=False)
     else:
         mp.export_onnx(mp.convert(model, x[:1], fidelity=network), file)
     session = onnxruntime.InferenceSession(file)
