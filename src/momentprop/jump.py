@@ -234,7 +234,7 @@ class Jump:
 def _patterns(count: int, p: float, like: Tensor) -> tuple[Tensor, Tensor]:
     """Every way to keep or drop so many inputs, [2^count, count], and its probability."""
     numbers = torch.arange(2**count, device=like.device)
-    kept = (numbers[:, None] >> torch.arange(count, device=like.device)) % 2 == 1
+    kept = numbers[:, None] // 2 ** torch.arange(count, device=like.device) % 2 == 1
     return kept, _either(kept, 1 - p, p, like).prod(1)
 
 
