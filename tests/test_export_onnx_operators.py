@@ -16,7 +16,7 @@ onnx = pytest.importorskip("onnx", reason="comes with the extra onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="comes with the extra onnx")
 pytest.importorskip("onnxscript", reason="comes with the extra onnx")
 
-from momentprop.exports.onnx_operators import translations  # noqa: E402
+from momentprop.exports.onnx_operators import short_translations  # noqa: E402
 
 MEANS = torch.cat([torch.linspace(-8, 8, 65), torch.tensor([0.0, 1e3, -1e3, 1e-3, 1e30, -1e30])])
 VARIANCES = torch.tensor([0.0, 1e-35, 1e-8, 1e-3, 1.0, 30.0, 1e8])
@@ -34,7 +34,7 @@ class Rectified(nn.Module):
 
 def in_onnx_runtime(module: nn.Module, *inputs: Tensor) -> list[Tensor]:
     program = torch.onnx.export(
-        module, inputs, dynamo=True, verbose=False, custom_translation_table=translations()
+        module, inputs, dynamo=True, verbose=False, custom_translation_table=short_translations()
     )
     session = onnxruntime.InferenceSession(
         program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"]

@@ -5,7 +5,7 @@ Only operators that need it are decomposed: decomposing a whole graph erases or 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ def decompose(graph: fx.Graph, nodes: list[fx.Node], fidelity: str) -> None:
             continue
         expansion = _expand(node, fidelity, _DEPTH)
         if expansion is not None:
-            _inline(graph, node, expansion)
+            inline(graph, node, expansion)
 
 
 def _expand(node: fx.Node, fidelity: str, depth: int) -> fx.Graph | None:
@@ -41,10 +41,30 @@ def _expand(node: fx.Node, fidelity: str, depth: int) -> fx.Graph | None:
     function = _decomposition(node.target)
     if function is None or creates_noise(node) or depth == 0:
         return None
+    graph = traced(node, function)
+    if graph is None:
+        return None  # stays uncovered, and is reported as such
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    for inner, reason in analyze(graph, fidelity, placeholders).missing.items():
+        deeper = _expand(inner, fidelity, depth - 1) if reason == "has no rule" else None
+        if deeper is None or inner.target is node.target:
+            return None
+        inline(graph, inner, deeper)
+    return graph
+
+
+def traced(
+    node: fx.Node, function: Callable[..., Any], table: Mapping[Any, Callable[..., Any]] | None = None
+) -> fx.Graph | None:
+    """A graph that computes what the function does of the node's arguments; None where it cannot be traced.
+
+    Its placeholders are the node's inputs. Operators in `table` are decomposed further.
+    """
     values = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
     leaves, spec = pytree.tree_flatten(values)
     given = [v for v in leaves if isinstance(v, _VALUES)]
-    mode = next((v.fake_mode for v in given if isinstance(v, FakeTensor)), None)
+    known = [*given, *pytree.tree_leaves(node.meta.get("val"))]
+    mode = next((v.fake_mode for v in known if isinstance(v, FakeTensor)), None)
     if mode is None or len(given) != len(_inputs(node)):
         return None
 
@@ -56,16 +76,9 @@ def _expand(node: fx.Node, fidelity: str, depth: int) -> fx.Graph | None:
 
     try:
         with mode, torch.no_grad():
-            graph = make_fx(run)(*given).graph
+            return make_fx(run, table)(*given).graph
     except Exception:
-        return None  # stays uncovered, and is reported as such
-    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-    for inner, reason in analyze(graph, fidelity, placeholders).missing.items():
-        deeper = _expand(inner, fidelity, depth - 1) if reason == "has no rule" else None
-        if deeper is None or inner.target is node.target:
-            return None
-        _inline(graph, inner, deeper)
-    return graph
+        return None
 
 
 def _decomposition(op: Any) -> Callable[..., Any] | None:
@@ -83,7 +96,7 @@ def _inputs(node: fx.Node) -> list[fx.Node]:
     return [a for a in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(a, fx.Node)]
 
 
-def _inline(graph: fx.Graph, node: fx.Node, expansion: fx.Graph) -> None:
+def inline(graph: fx.Graph, node: fx.Node, expansion: fx.Graph) -> None:
     """Put the expansion in place of the node, which keeps its name for messages."""
     placeholders = [n for n in expansion.nodes if n.op == "placeholder"]
     mapping = dict(zip(placeholders, _inputs(node), strict=True))

@@ -160,25 +160,27 @@ class Jump:
         steps = _either(kept, odds, -1.0, center).reshape(-1, *[1] * center.dim(), count)
         base = center + (enumerated * steps).sum(-1)
         given = _either(kept, 1 / (1 - p), -1 / p, center)  # kept less dropped, as weights
-        first: Any = 0.0
-        second: Any = 0.0
-        gain: Any = 0.0
-        response: Any = 0.0
-        responses: Any = 0.0
+        units = []
         for share, shift, variance in rest.cases:
             at, spread = base + shift, variance.expand(base.shape)
-            unit = self._moments(at, spread)
-            first = first + _mixed(chance * share, unit.mean)
-            second = second + _mixed(chance * share, unit.variance + unit.mean * unit.mean)
-            gain = gain + _mixed(chance * share, self._gain(at, spread))
-            each = [_mixed(chance * share * given[:, i], unit.mean) for i in range(count)]
+            units.append((chance * share, self._moments(at, spread), self._gain(at, spread)))
+        first: Any = sum(_mixed(weights, unit.mean) for weights, unit, _ in units)
+        gain: Any = sum(_mixed(weights, slope) for weights, _, slope in units)
+        # around the mean: small differences of squares would be lost, and so would those of values
+        second: Any = 0.0
+        responses: Any = 0.0
+        for weights, unit, _ in units:
+            deviation = unit.mean - first
+            second = second + _mixed(weights, unit.variance + deviation * deviation)
+            each = [_mixed(weights * given[:, i], deviation) for i in range(count)]
             responses = responses + torch.stack(each, -1)
+        response: Any = 0.0
         for share, shift, variance in others.cases:
             at = base[..., None] + shift
             spread = variance.expand(at.shape)
             bent = self._mean(at + jump, spread) - self._mean(at - contributions, spread)
             response = response + _mixed(chance * share, bent)
-        out = Jumped(first, (second - first * first).clamp_min(0))
+        out = Jumped(first, second)
         response = response.scatter(-1, largest, responses)
         out.response = response * math.sqrt(p * (1 - p))
         out.gain, out.passing = gain, passing

@@ -10,15 +10,18 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from momentprop.errors import ArchiveError, DisagreementError, ExportError, MissingExtraError
 from momentprop.exports.archive import describe, written
 from momentprop.exports.heads import head_of
 from momentprop.exports.metadata import Metadata
+from momentprop.exports.onnx_decompose import FunctionalProgram
 from momentprop.exports.onnx_names import name_values, named_inputs
-from momentprop.exports.onnx_operators import translations
+from momentprop.exports.onnx_operators import Translations, short_translations, stable_translations
 from momentprop.exports.onnx_phases import stride_convolutions
 from momentprop.exports.onnx_runtime import check_onnx, silent_exporter
+from momentprop.exports.onnx_tidy import tidy
 from momentprop.exports.program import Program, program_of
 from momentprop.exports.verification import verify_onnx
 from momentprop.flat_export import quiet
@@ -56,12 +59,14 @@ def export_onnx(
               `regress` gives them; options `tau`, `noise_variance`, `heteroscedastic`, and `level` (0.95).
         select: which of several outputs of the network is meant, by name or position.
         verify: run the file in ONNX Runtime beside PyTorch, for several batch sizes on ordinary and extreme
-            inputs. Outputs must agree to 1e-5 of their largest value.
+            inputs. Outputs must agree to 1e-5 of their largest value, or to ten times what rounding costs in
+            PyTorch itself.
         opset: version of the ONNX operators, 18 or newer.
         note, preprocessing, report: as for `save`; `inspect` shows them.
 
     Returns:
-        What the file says about itself; `options["errors"]` holds the largest error of each output.
+        What the file says about itself; `options["errors"]` holds the largest error of each output,
+        but for errors that rounding explains.
 
     Raises:
         ExportError: the network cannot be written as ONNX.
@@ -106,45 +111,49 @@ def _checked(
     network: nn.Module, program: Program, opset: int, path: Path, verify: bool
 ) -> tuple[Any, dict[str, float]]:
     """The program in ONNX, saved, with its errors: by short formulas, or if these disagree, by exact ones."""
-    model = _translated(program, opset, translations())
+    stable = stable_translations()
+    model = _translated(program, opset, stable | short_translations())
     _save(model, path)
     if not verify:
         return model, {}
     try:
         return model, verify_onnx(path, network, program)
     except DisagreementError:  # an output that is nothing but far tails
-        model = _translated(program, opset, {})
+        model = _translated(program, opset, stable)
         _save(model, path)
         return model, verify_onnx(path, network, program)
 
 
-def _translated(program: Program, opset: int, table: dict[Any, Any]) -> Any:
+def _translated(program: Program, opset: int, table: Translations) -> Any:
     """The program in ONNX, as onnx_ir has it, named and without what only its maker could use."""
-    from onnx_ir.passes.common import RemoveUnusedNodesPass
-
     try:
-        with quiet(), silent_exporter():
-            made = torch.onnx.export(
-                program.exported,
-                dynamo=True,
-                external_data=False,
-                verbose=False,
-                opset_version=opset,
-                custom_translation_table=table,
-            )
-    except Exception as error:
-        raise ExportError(f"the network cannot be written as ONNX: {_reason(error)}") from error
-    assert made is not None
-    model = made.model
-    for graph in (model.graph, *(function.graph for function in model.functions.values())):
-        for node in graph:
-            node.metadata_props.clear()
-            node.doc_string = None
+        model = _exported(FunctionalProgram.of(program.exported), opset, table)
+    except Exception:  # an operator that only the decomposition of the whole gets rid of
+        try:
+            model = _exported(program.exported, opset, table)
+        except Exception as error:
+            raise ExportError(f"the network cannot be written as ONNX: {_reason(error)}") from error
+    tidy(model)
     stride_convolutions(model.graph)
-    RemoveUnusedNodesPass()(model)
+    tidy(model)
     name_values(model, program)
     model.producer_name = "momentprop"
     return model
+
+
+def _exported(exported: ExportedProgram, opset: int, table: Translations) -> Any:
+    with quiet(), silent_exporter():
+        made = torch.onnx.export(
+            exported,
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+            optimize=False,  # by a hundred patterns at every node, which takes minutes; `tidy` does not
+            opset_version=opset,
+            custom_translation_table=table,
+        )
+    assert made is not None
+    return made.model
 
 
 def _save(model: Any, path: Path) -> None:

@@ -1,10 +1,10 @@
 """Moments of ReLU, of the maximum of two, and of max pooling in ONNX.
 
 Runtimes pass over memory once for every node, so formulas of few operators are wanted. With d = E1 - E2,
-S = sqrt(2 (V1 + V2)), u = d / S and y = E|X1 - X2| = d erf(u) + S exp(-u^2) / sqrt(pi):
+S = sqrt(2 (V1 + V2)), u = d / S, P = (1 + erf(u)) / 2 = P(X1 > X2) and
+r = E[(X1 - X2)+] = d P + S exp(-u^2) / (2 sqrt(pi)):
 
-    E = max(E1, E2) + q / 2,   q = y - |d|,
-    V = (V1 + V2 + (V1 - V2) erf(u)) / 2 - q (y + |d|) / 4,
+    E = E2 + r,   V = V2 + (V1 - V2) P + r (d - r),
 
 and ReLU is the same with E2 = V2 = 0. Both are Clark's formulas, so they give what `gaussian` gives, to
 float32's rounding of the largest terms. They take half the operators, but lose far tails: beyond five
@@ -24,43 +24,53 @@ from momentprop.operators import MAX_MOMENTS, RELU_MOMENTS
 from momentprop.rules.max_pooling import TILED_MAXIMA
 
 _TINY = 2 * torch.finfo(torch.float32).tiny ** 0.8  # of S^2: the floor of `gaussian.safe_sqrt`
-_C = 1 / math.sqrt(math.pi)
+_C = 0.5 / math.sqrt(math.pi)
 _MOST = 2**31  # for the end of a slice: all of it
 
 
-def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """By operator, for torch.onnx.export."""
+Translations = dict[Callable[..., Any], Callable[..., Any]]
+
+
+def stable_translations() -> Translations:
+    """By operator, for torch.onnx.export: of those that its own translation gets wrong."""
     from onnxscript import opset18
 
     op: Any = opset18  # typed more narrowly than it works
 
+    def log_sigmoid(x: Any) -> Any:
+        """Not log(sigmoid(x)), which is minus infinity for x < -104."""
+        return op.Neg(op.Softplus(op.Neg(x)))
+
+    return {torch.ops.aten.log_sigmoid.default: log_sigmoid}
+
+
+def short_translations() -> Translations:
+    """By operator, for torch.onnx.export: moments by formulas of few nodes."""
+    from onnxscript import opset18
+
+    op: Any = opset18
+
     rectified: dict[Any, tuple[Any, Any]] = {}  # what the moments of ReLU were computed from
 
-    def expected_distance(d: Any, doubled: Any) -> tuple[Any, Any]:
-        """erf(u) and y, of d and S^2."""
+    def positive_part(d: Any, doubled: Any) -> tuple[Any, Any]:
+        """P and r, of d and S^2."""
         scale = op.Sqrt(op.Max(doubled, _TINY))
         u = op.Div(d, scale)
-        erf = op.Erf(u)
-        density = op.Div(op.Mul(scale, _C), op.Exp(op.Mul(u, u)))
-        return erf, op.Add(op.Mul(d, erf), density)
+        probability = op.HardSigmoid(op.Erf(u), alpha=0.5, beta=0.5)  # which is linear where erf is
+        density = op.Mul(op.Div(scale, op.Exp(op.Mul(u, u))), _C)
+        return probability, op.Add(op.Mul(d, probability), density)
 
     def relu_moments(mean: Any, variance: Any) -> tuple[Any, Any]:
-        doubled = op.Add(variance, variance)
-        erf, y = expected_distance(mean, doubled)
-        twice = op.Add(y, mean)
-        explained = op.Sub(op.Add(doubled, op.Mul(doubled, erf)), op.Mul(twice, op.Sub(y, mean)))
-        out = op.Mul(twice, 0.5), op.Relu(op.Mul(explained, 0.25))
+        probability, r = positive_part(mean, op.Add(variance, variance))
+        out = r, op.Relu(op.Add(op.Mul(variance, probability), op.Mul(r, op.Sub(mean, r))))
         rectified[out] = mean, variance
         return out
 
     def max_moments(mean_1: Any, variance_1: Any, mean_2: Any, variance_2: Any) -> tuple[Any, Any]:
         d, total = op.Sub(mean_1, mean_2), op.Add(variance_1, variance_2)
-        erf, y = expected_distance(d, op.Add(total, total))
-        size = op.Abs(d)
-        half = op.Mul(op.Sub(y, size), 0.5)
-        mixed = op.Add(total, op.Mul(op.Sub(variance_1, variance_2), erf))
-        variance = op.Mul(op.Sub(mixed, op.Mul(half, op.Add(y, size))), 0.5)
-        return op.Add(op.Max(mean_1, mean_2), half), op.Relu(variance)
+        probability, r = positive_part(d, op.Add(total, total))
+        mixed = op.Add(variance_2, op.Mul(op.Sub(variance_1, variance_2), probability))
+        return op.Add(mean_2, r), op.Relu(op.Add(mixed, op.Mul(r, op.Sub(d, r))))
 
     def elements(x: Any, kernel: Sequence[int]) -> list[Any]:
         """Of all windows, by position. Where x is a convolution: see `stride_convolutions`."""

@@ -41,7 +41,8 @@ def _strided(convolution: Any, part: Any) -> Any:
         return None
     n = len(sizes[1]) - 2
     starts, ends, axes, steps = read
-    if sorted(axis % (n + 2) for axis in axes) != list(range(2, n + 2)) or min(starts) < 0 or min(steps) < 1:
+    dims = [axis % (n + 2) - 2 for axis in axes]
+    if min(dims) < 0 or min(starts) < 0 or min(steps) < 1:
         return None
     whole, kernel = [list(s)[2:] for s in sizes]
     if not all(isinstance(size, int) for size in (*whole, *kernel, *list(out)[2:])):
@@ -51,9 +52,8 @@ def _strided(convolution: Any, part: Any) -> Any:
         return None
     stride, dilation = (given[k].as_ints() if k in given else [1] * n for k in ("strides", "dilations"))
     pads = given["pads"].as_ints() if "pads" in given else [0] * (2 * n)
-    before, after, wide = [0] * n, [0] * n, [0] * n
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        d = axis % (n + 2) - 2
+    before, after, wide = list(pads[:n]), list(pads[n:]), list(stride)
+    for start, end, d, step in zip(starts, ends, dims, steps, strict=True):
         count = -(-(min(end, out[d + 2]) - start) // step)
         wide[d] = stride[d] * step
         before[d] = pads[d] - stride[d] * start

@@ -1,0 +1,118 @@
+"""A program for torch.onnx.export that decomposes what ONNX does not have, and leaves the rest as it is.
+
+The exporter has every program decomposed by tracing it anew, with functionalization and free sizes, which
+takes most of its time. Of a converted network, one operator in fifty is to be decomposed, and nothing writes
+in place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+
+from momentprop.decompose import inline, traced
+
+aten = torch.ops.aten
+
+# the exporter has them as they are; written as views they would compute sizes
+_KEPT = (
+    aten.contiguous.default,
+    aten.expand_as.default,
+    aten.mT.default,
+    aten.reshape.default,
+)
+_STATEFUL = (aten.batch_norm.default, aten.instance_norm.default)  # they may update running averages
+
+
+class FunctionalProgram(ExportedProgram):
+    """An exported program whose `run_decompositions` goes operator by operator, where that is enough."""
+
+    @staticmethod
+    def of(program: ExportedProgram) -> ExportedProgram:
+        """The same program; it shares weights, not the graph."""
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(program.graph, {}))
+        graph.output_node().meta = dict(program.graph.output_node().meta)
+        return FunctionalProgram._with(program, graph)
+
+    @staticmethod
+    def _with(program: ExportedProgram, graph: fx.Graph) -> FunctionalProgram:
+        signature, nodes = program.graph_signature, cast("Sequence[Any]", graph.output_node().args[0])
+        outputs = [
+            dataclasses.replace(spec, arg=dataclasses.replace(spec.arg, name=node.name))
+            if isinstance(node, fx.Node)
+            else spec
+            for spec, node in zip(signature.output_specs, nodes, strict=True)
+        ]
+        return FunctionalProgram(
+            root=program.graph_module,
+            graph=graph,
+            graph_signature=dataclasses.replace(signature, output_specs=outputs),
+            state_dict=program.state_dict,
+            range_constraints=program.range_constraints,
+            module_call_graph=program.module_call_graph,
+            example_inputs=program.example_inputs,
+            constants=program.constants,
+            verifiers=program.verifiers,
+        )
+
+    def run_decompositions(
+        self, decomp_table: Mapping[Any, Callable[..., Any]] | None = None, **options: Any
+    ) -> ExportedProgram:
+        table = torch.export.default_decompositions() if decomp_table is None else decomp_table
+        graph = _decomposed(self.graph, table)
+        if graph is None:
+            return super().run_decompositions(decomp_table, **options)
+        return FunctionalProgram._with(self, graph)
+
+
+def _decomposed(graph: fx.Graph, table: Mapping[Any, Callable[..., Any]]) -> fx.Graph | None:
+    """A copy without operators of the table; None where torch has to look at the whole."""
+    copy = fx.Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    for node in list(copy.nodes):
+        if node.op != "call_function" or not isinstance(node.target, OpOverload):
+            if node.op == "get_attr" or (node.op == "call_function" and _is_higher_order(node.target)):
+                return None
+            continue
+        if node.target._schema.is_mutable:
+            return None
+        function = _decomposition(node.target, table)
+        if function is None:
+            continue
+        expansion = traced(node, function, table)
+        if expansion is None or any(n.op == "get_attr" for n in expansion.nodes):
+            return None
+        inline(copy, node, expansion)
+    _share_sizes(copy)
+    copy.eliminate_dead_code()
+    return copy
+
+
+def _share_sizes(graph: fx.Graph) -> None:
+    """One node for every size, however many tensors have it."""
+    first: dict[Any, fx.Node] = {}
+    for node in graph.nodes:
+        if node.target is aten.sym_size.int and isinstance(node.meta.get("val"), torch.SymInt):
+            known = first.setdefault(node.meta["val"].node.expr, node)
+            if known is not node:
+                node.replace_all_uses_with(known)
+
+
+def _decomposition(op: OpOverload, table: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any] | None:
+    if op in table:
+        return table[op]
+    if op in _KEPT or not op._can_decompose():
+        return None
+    may_alias = any(value.alias_info is not None for value in op._schema.returns)
+    return op.decompose if may_alias or op in _STATEFUL else None
+
+
+def _is_higher_order(target: Any) -> bool:
+    return isinstance(target, torch._ops.HigherOrderOperator)
