@@ -12,11 +12,14 @@ from torch import Tensor, nn
 
 import momentprop as mp
 from momentprop.exports import verification
+from momentprop.exports.heads import head_of
 from momentprop.exports.onnx_runtime import silent_exporter
+from momentprop.exports.program import program_of
 from momentprop.flat_export import quiet
 from momentprop.jump import _patterns
 from small import mlp
 
+onnx = pytest.importorskip("onnx", reason="comes with the extra onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="comes with the extra onnx")
 pytest.importorskip("onnxscript", reason="comes with the extra onnx")
 
@@ -218,6 +221,52 @@ def test_a_mismatch_raises_with_figures_and_leaves_no_file(
     with pytest.raises(mp.DisagreementError, match=r"variance, batch 1, .*: off by \d\.\de-\d\d of its"):
         mp.export_onnx(mp.convert(mlp(), X), tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("factor", "agrees"), [(1 + 3e-6, True), (1 + 3e-5, False), (float("nan"), False)])
+def test_errors_count_unless_rounding_explains_them(factor: float, agrees: bool) -> None:
+    """Rounding is what float64 shows: what is rounding and nothing else is not held against a file."""
+
+    class Cancelling(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            lost = torch.dropout(x * 1e-6, 0.5, True) + 1
+            return lost - 1, torch.dropout(x, 0.5, True)
+
+    bnn = mp.convert(Cancelling(), X, "paper")  # the others see that nothing is added
+    program = program_of(bnn, head_of("moments", {}, None))
+    lost, kept = (port.name for port in program.outputs if port.name.endswith("mean"))
+
+    def run_it(tensors: Any) -> list[Tensor]:
+        found = dict(zip([port.name for port in program.outputs], program.flat(*tensors), strict=True))
+        found[lost] = found[lost] + 1e-7 * tensors[0].abs().clamp_max(1)
+        found[kept] = found[kept] * factor
+        return list(found.values())
+
+    if agrees:
+        errors = verification.verify(run_it, bnn, program)
+        assert errors[lost] == 0.0
+        assert 1e-6 < errors[kept] < 1e-5
+    else:
+        with pytest.raises(mp.DisagreementError, match=kept) as raised:
+            verification.verify(run_it, bnn, program)
+        assert lost not in str(raised.value)
+
+
+def test_the_tail_of_log_sigmoid(tmp_path: Path) -> None:
+    """torch's own translation is the logarithm of 0 there."""
+    bnn = mp.convert(nn.Sequential(nn.LogSigmoid(), nn.Dropout(0.5)).eval(), X)
+    x = torch.tensor([[-1000.0, -20.0, 0.0, 20.0]])
+    mp.export_onnx(bnn, tmp_path / "model.onnx")
+    close(run(tmp_path / "model.onnx", x)["mean"], nn.functional.logsigmoid(x))
+
+
+def test_files_hold_nothing_twice(tmp_path: Path) -> None:
+    bnn = mp.convert(tiny_cnn(), torch.randn(2, 1, 8, 8), "fast")
+    mp.export_onnx(bnn, tmp_path / "model.onnx")
+    nodes = onnx.load(tmp_path / "model.onnx").graph.node
+    calls = [(n.op_type, *n.input, *sorted(a.SerializeToString() for a in n.attribute)) for n in nodes]
+    assert len(set(calls)) == len(calls)
+    assert not {"Identity", "Constant"} & {n.op_type for n in nodes}
 
 
 def test_the_comparison_sees_errors() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -12,19 +10,13 @@ from typing import Any
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "load_test.py"
+from scripts import script
 
 
 @pytest.fixture
 def example() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("load_test_example", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["load_test_example"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["load_test_example"]
+    with script("examples/load_test.py") as module:
+        yield module
 
 
 class Process:

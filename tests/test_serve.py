@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import sys
@@ -17,6 +16,7 @@ import pytest
 import torch
 
 import momentprop as mp
+from scripts import script
 from small import mlp
 
 for package in ("fastapi", "httpx2", "prometheus_client", "onnxruntime", "onnxscript"):
@@ -24,20 +24,13 @@ for package in ("fastapi", "httpx2", "prometheus_client", "onnxruntime", "onnxsc
 
 from fastapi.testclient import TestClient  # noqa: E402
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "serve.py"
 NPY = {"Content-Type": "application/x-npy"}
 
 
 @pytest.fixture(scope="module")
 def serve() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("serve_example", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["serve_example"] = module  # pydantic looks annotations up there
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["serve_example"]
+    with script("examples/serve.py") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import multiprocessing
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,23 +14,18 @@ from typing import Any
 
 import pytest
 
+from scripts import script
+
 pytestmark = [
     pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
 ]
-BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "zoo_run.py"
 
 
 @pytest.fixture(scope="module")
 def zoo_run() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("zoo_run_benchmark", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["zoo_run_benchmark"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["zoo_run_benchmark"]
+    with script("benchmarks/zoo_run.py") as module:
+        yield module
 
 
 def examine(name: str) -> dict[str, Any]:

@@ -133,9 +133,10 @@ def _translated(program: Program, opset: int, table: Translations) -> Any:
             model = _exported(program.exported, opset, table)
         except Exception as error:
             raise ExportError(f"the network cannot be written as ONNX: {_reason(error)}") from error
-    tidy(model)
-    stride_convolutions(model.graph)
-    tidy(model)
+    with silent_exporter():
+        tidy(model)
+        stride_convolutions(model.graph)
+        tidy(model)
     name_values(model, program)
     model.producer_name = "momentprop"
     return model

@@ -22,14 +22,16 @@ def check_onnx(runtime: bool = True) -> None:
 
 @contextmanager
 def silent_exporter() -> Iterator[None]:
-    """Without the exporter's log messages about packages that are not there."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Without log messages about packages that are not there, and about what is left as it is."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def open_session(path: Path, threads: int = 0, arena: bool = True) -> Any:

@@ -75,12 +75,8 @@ def example_tensors(
     return signature.tensors(uncertain, _device(network), batch, make)
 
 
-def in_double(program: Program, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs computed in float64, to see what rounding does: weights, inputs and casts are widened."""
-
-    def wider(value: Any) -> Any:
-        return torch.float64 if value is torch.float32 else value
-
+def in_double(program: Program) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+    """The program in float64, to see what rounding does: weights, inputs and casts are widened."""
     module = program.exported.module(check_guards=False)
     for node in module.graph.nodes:
         if node.op == "get_attr":
@@ -88,15 +84,18 @@ def in_double(program: Program, tensors: Sequence[Tensor]) -> list[Tensor]:
             owner = module.get_submodule(".".join(path))
             value = getattr(owner, name)
             if isinstance(value, Tensor) and value.dtype == torch.float32:
-                setattr(
-                    owner,
-                    name,
-                    nn.Parameter(value.double()) if isinstance(value, nn.Parameter) else value.double(),
-                )
-        node.args, node.kwargs = pytree.tree_map(wider, (node.args, node.kwargs))
+                wide = value.detach().double()
+                setattr(owner, name, nn.Parameter(wide) if isinstance(value, nn.Parameter) else wide)
+        node.args, node.kwargs = pytree.tree_map(
+            lambda value: torch.float64 if value is torch.float32 else value, (node.args, node.kwargs)
+        )
     module.recompile()
-    with torch.no_grad():
+
+    @torch.no_grad()
+    def run(tensors: Sequence[Tensor]) -> list[Tensor]:
         return list(module(*[t.double() if t.dtype == torch.float32 else t for t in tensors]))
+
+    return run
 
 
 def _device(network: nn.Module) -> torch.device:
