@@ -19,7 +19,7 @@ class Mixed(nn.Module):
         self.linear, self.norm = nn.Linear(4, 6), nn.BatchNorm1d(6)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.norm(self.linear(x)).square()
+        y = self.norm(self.linear(x)).square().detach_()
         return (1 - y).movedim(0, 1), y.reshape(-1, 2)
 
 
@@ -71,3 +71,19 @@ def test_sizes_are_computed_once() -> None:
 
     after = FunctionalProgram.of(exported(Sized())).run_decompositions(TABLE)
     assert sum(n.target is aten.sym_size.int for n in after.graph.nodes) == 1
+
+
+def test_pooling_to_one_place_is_an_average() -> None:
+    """torch writes it with strides set in place, which say nothing where there is one place."""
+
+    class Pooled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.adaptive_avg_pool3d(x.reshape(-1, 4, 1, 1, 1).expand(-1, 4, 2, 2, 2), 1)
+
+    program = exported(Pooled())
+    op = aten.adaptive_avg_pool3d.default
+    after = FunctionalProgram.of(program).run_decompositions({op: op.decompose})
+    assert isinstance(after, FunctionalProgram)
+    assert "aten.mean.dim" in operators(after)
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(after.module()(x), Pooled()(x))

@@ -81,13 +81,17 @@ def _decomposed(graph: fx.Graph, table: Mapping[Any, Callable[..., Any]]) -> fx.
             if node.op == "get_attr" or (node.op == "call_function" and _is_higher_order(node.target)):
                 return None
             continue
+        if node.target is aten.detach_.default:  # which changes no value
+            node.replace_all_uses_with(node.args[0])
+            copy.erase_node(node)
+            continue
         if node.target._schema.is_mutable:
             return None
         function = _decomposition(node.target, table)
         if function is None:
             continue
         expansion = traced(node, function, table)
-        if expansion is None or any(n.op == "get_attr" for n in expansion.nodes):
+        if expansion is None or not _is_functional(expansion):
             return None
         inline(copy, node, expansion)
     _share_sizes(copy)
@@ -103,6 +107,22 @@ def _share_sizes(graph: fx.Graph) -> None:
             known = first.setdefault(node.meta["val"].node.expr, node)
             if known is not node:
                 node.replace_all_uses_with(known)
+
+
+def _is_functional(expansion: fx.Graph) -> bool:
+    """Whether nothing is written in place or held outside; strides of dimensions of size one do not count."""
+    for node in list(expansion.nodes):
+        if node.target is aten.as_strided_.default and len(node.args) == 3:
+            given = node.args[0].meta["val"]
+            layouts = zip(given.shape, given.stride(), node.meta["val"].stride(), strict=True)
+            same_shape = given.shape == node.meta["val"].shape
+            if same_shape and all(size == 1 or before == after for size, before, after in layouts):
+                node.replace_all_uses_with(node.args[0])
+                expansion.erase_node(node)
+                continue
+        if node.op == "get_attr" or (isinstance(node.target, OpOverload) and node.target._schema.is_mutable):
+            return False
+    return True
 
 
 def _decomposition(op: OpOverload, table: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any] | None:
