@@ -260,6 +260,17 @@ def test_the_tail_of_log_sigmoid(tmp_path: Path) -> None:
     close(run(tmp_path / "model.onnx", x)["mean"], nn.functional.logsigmoid(x))
 
 
+@pytest.mark.parametrize("padding", [1, "same"])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_convolutions_without_bias(n: int, padding: Any, tmp_path: Path) -> None:
+    """The exporter gives some of them a bias of zeros, of a shape that ONNX Runtime refuses."""
+    convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[n - 1](2, 3, 3, padding=padding, bias=False)
+    bnn = mp.convert(nn.Sequential(nn.Dropout(0.2), convolution), torch.randn(2, 2, *[4] * n), "fast")
+    mp.export_onnx(bnn, tmp_path / "model.onnx")
+    graph = onnx.load(tmp_path / "model.onnx").graph
+    assert [len(node.input) for node in graph.node if node.op_type == "Conv"] == [2, 2]
+
+
 def test_files_hold_nothing_twice(tmp_path: Path) -> None:
     bnn = mp.convert(tiny_cnn(), torch.randn(2, 1, 8, 8), "fast")
     mp.export_onnx(bnn, tmp_path / "model.onnx")

@@ -13,6 +13,7 @@ def tidy(model: Any) -> None:
 
     common.InlinePass()(model)
     fold_constants_ir(model, onnx_shape_inference=True)
+    _drop_zero_biases(model.graph)
     passes.Sequential(
         common.IdentityEliminationPass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
@@ -26,3 +27,12 @@ def tidy(model: Any) -> None:
         common.ClearMetadataAndDocStringPass(),
         common.NameFixPass(),
     )(model)
+
+
+def _drop_zero_biases(graph: Any) -> None:
+    """Those that the exporter adds to convolutions without one, in three dimensions with a wrong shape."""
+    for node in graph:
+        if node.op_type == "Conv" and len(node.inputs) == 3 and node.inputs[2] is not None:
+            constant = node.inputs[2].const_value
+            if constant is not None and not constant.numpy().any():
+                node.resize_inputs(2)
