@@ -110,12 +110,18 @@ def short_translations() -> Translations:
         return best[0], op.Relu(best[1])
 
     def correlated_maxima(
-        mean: Any, variance: Any, correlations: Sequence[Any], kernel: Sequence[int]
+        mean: Any,
+        variance: Any,
+        kernel: Sequence[int],
+        first: Any = None,
+        second: Any = None,
+        third: Any = None,
     ) -> tuple[Any, Any]:
         means, variances = elements(mean, kernel), elements(variance, kernel)
         found = list(zip(zip(means, variances, strict=True), variances, strict=True))  # and total variance
         count = 1
-        for k, correlation in zip(reversed(kernel), reversed(correlations), strict=True):
+        by_dimension = list(zip(kernel, (first, second, third), strict=False))
+        for k, correlation in reversed(by_dimension):
             if correlation is None:
                 continue
             count *= k

@@ -122,7 +122,7 @@ def _alike_maxima(x: Moments, windows: Windows) -> Moments:
     along = [_shifts(windows.kernel, d) for d in range(len(windows.kernel))]
     given = iter(told([shifts for shifts in along if shifts]))
     correlations = [next(given) if shifts else None for shifts in along]
-    return Moments(*CORRELATED_MAXIMA(x.mean, x.variance, correlations, windows.kernel))
+    return Moments(*CORRELATED_MAXIMA(x.mean, x.variance, windows.kernel, *correlations))
 
 
 def _shifts(kernel: list[int], d: int) -> list[list[int]]:
@@ -136,20 +136,25 @@ def _shifts(kernel: list[int], d: int) -> list[list[int]]:
 
 
 def _correlated_maxima(
-    mean: Tensor, variance: Tensor, correlations: list[Tensor | None], kernel: list[int]
+    mean: Tensor,
+    variance: Tensor,
+    kernel: list[int],
+    first: Tensor | None = None,
+    second: Tensor | None = None,
+    third: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Maxima of windows that tile the input, along the last dimension first.
 
-    Along each dimension all elements (maxima, but for the last dimension) of a window have one covariance:
-    the average variance of the elements they are the maxima of, times the correlation [batch, channels] of
-    such elements. For maxima that is right if every pair of elements has it, as
+    Along each of the first, second and third dimension all elements (maxima, but for the last dimension) of a
+    window have one covariance: the average variance of the elements they are the maxima of, times the
+    correlation [batch, channels] of such elements. For maxima that is right if every pair of elements has it, as
     Cov(max(X1, X2), Z) = P(X1 > X2) Cov(X1, Z) + P(X2 > X1) Cov(X2, Z).
     """
     windows = Windows.of(mean.shape[-len(kernel) :], kernel, kernel, 0, 1, False)
     best, total, count = (windows.view(mean), windows.view(variance)), windows.view(variance), 1
     for d in reversed(range(len(kernel))):
-        correlation = correlations[d]
-        if correlation is None:
+        correlation = (first, second, third)[d]
+        if correlation is None:  # windows of one element
             continue
         means, variances, totals = (windows.along(v, d) for v in (*best, total))
         total, count = sum(totals[1:], totals[0]), count * kernel[d]
@@ -169,8 +174,9 @@ def _tiled_maxima(mean: Tensor, variance: Tensor, kernel: list[int]) -> tuple[Te
 
 
 CORRELATED_MAXIMA = composite(
-    "correlated_maxima(Tensor mean, Tensor variance, Tensor?[] correlations, int[] kernel)"
-    " -> (Tensor, Tensor)",
+    # one argument for each dimension: torch.func.vmap has no way with lists of tensors
+    "correlated_maxima(Tensor mean, Tensor variance, int[] kernel, Tensor? first=None, Tensor? second=None,"
+    " Tensor? third=None) -> (Tensor, Tensor)",
     _correlated_maxima,
 )
 TILED_MAXIMA = composite(
