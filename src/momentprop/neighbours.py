@@ -6,8 +6,8 @@ function that computes them where they are asked for, operators that act element
 and everything else forgets it.
 
 Computed so, they are convolutions once more, as many products as the network has itself where windows are
-2x2. Tier `fast` makes do with one correlation per sample, channel and dimension, the average over positions
-and pairs of elements of a window, which costs next to nothing.
+2x2. Tier `fast` makes do with one correlation per sample and channel, the average over positions and pairs of
+elements of a window, which costs next to nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ aten = torch.ops.aten
 # Cov(z[start + i step], z[start + shift + i step]) for 0 <= i < count; None stands for zero.
 Neighbours = Callable[[list[int], list[int], list[Any], list[int]], Tensor | None]
 
-# lists of shifts -> for each, the correlation of elements so far apart, on average over the shifts:
-# [batch, channels].
-Correlation = Callable[[list[list[list[int]]]], list[Tensor]]
+# shifts -> the correlation of elements so far apart, on average over the shifts: [batch, channels].
+Correlation = Callable[[list[list[int]]], Tensor]
 
 
 def neighbours_of(x: Any) -> Neighbours | None:

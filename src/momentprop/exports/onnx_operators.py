@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from momentprop.operators import MAX_MOMENTS, RELU_MOMENTS
-from momentprop.rules.max_pooling import CORRELATED_MAXIMA, TILED_MAXIMA
+from momentprop.rules.max_pooling import TILED_MAXIMA
 
 _TINY = 2 * torch.finfo(torch.float32).tiny ** 0.8  # of S^2: the floor of `gaussian.safe_sqrt`
 _C = 0.5 / math.sqrt(math.pi)
@@ -66,26 +66,21 @@ def short_translations() -> Translations:
         rectified[out] = mean, variance
         return out
 
-    def maximum(first: Any, second: Any, doubled: Any, far: bool = False) -> tuple[Any, Any]:
-        """Of two (mean, variance), whose covariance is in S^2; not negative, but for rounding.
+    def maximum(first: Any, second: Any, far: bool = False) -> tuple[Any, Any]:
+        """Of two (mean, variance); the variance is not negative, but for rounding.
 
         `far`: one mean may be so far below that the other is nothing beside it, as that of padding is.
         """
-        d = op.Sub(first[0], second[0])
-        probability, r = positive_part(d, doubled)
+        d, total = op.Sub(first[0], second[0]), op.Add(first[1], second[1])
+        probability, r = positive_part(d, op.Add(total, total))
         mixed = op.Add(second[1], op.Mul(op.Sub(first[1], second[1]), probability))
         variance = op.Add(mixed, op.Mul(r, op.Sub(d, r)))
         if far:
             return op.Add(op.Max(first[0], second[0]), op.Sub(r, op.Relu(d))), variance
         return op.Add(second[0], r), variance
 
-    def twice_the_sum(first: Any, second: Any) -> Any:
-        total = op.Add(first[1], second[1])
-        return op.Add(total, total)
-
     def max_moments(mean_1: Any, variance_1: Any, mean_2: Any, variance_2: Any) -> tuple[Any, Any]:
-        first, second = (mean_1, variance_1), (mean_2, variance_2)
-        mean, variance = maximum(first, second, twice_the_sum(first, second), far=True)
+        mean, variance = maximum((mean_1, variance_1), (mean_2, variance_2), far=True)
         return mean, op.Relu(variance)
 
     def elements(x: Any, kernel: Sequence[int]) -> list[Any]:
@@ -97,58 +92,24 @@ def short_translations() -> Translations:
         ]
         return [op.Slice(x, list(start), ends, axes, list(kernel)) for start in product(*map(range, kernel))]
 
-    def tiled_maxima(mean: Any, variance: Any, kernel: Sequence[int]) -> tuple[Any, Any]:
+    def tiled_maxima(mean: Any, variance: Any, correlation: Any, kernel: Sequence[int]) -> tuple[Any, Any]:
         n = math.prod(kernel)
         if (mean, variance) in rectified:  # ReLU behind the slices: their input is a convolution, as a rule
             inputs = [op.Concat(*elements(v, kernel), axis=0) for v in rectified[mean, variance]]
             means, variances = (list(op.Split(v, axis=0, num_outputs=n)) for v in relu_moments(*inputs))
         else:
             means, variances = elements(mean, kernel), elements(variance, kernel)
+        common = None
+        if correlation is not None:
+            total = variances[0]
+            for one in variances[1:]:
+                total = op.Add(total, one)
+            wide = op.Unsqueeze(op.Mul(correlation, 1 / n), list(range(2, 2 + len(kernel))))
+            common = op.Mul(total, wide)
+            variances = [op.Relu(op.Sub(one, common)) for one in variances]
         *others, best = zip(means, variances, strict=True)
         for one in reversed(others):
-            best = maximum(one, best, twice_the_sum(one, best))
-        return best[0], op.Relu(best[1])
+            best = maximum(one, best)
+        return best[0], op.Relu(best[1] if common is None else op.Add(best[1], common))
 
-    def correlated_maxima(
-        mean: Any,
-        variance: Any,
-        kernel: Sequence[int],
-        first: Any = None,
-        second: Any = None,
-        third: Any = None,
-    ) -> tuple[Any, Any]:
-        means, variances = elements(mean, kernel), elements(variance, kernel)
-        found = list(zip(zip(means, variances, strict=True), variances, strict=True))  # and total variance
-        count = 1
-        by_dimension = list(zip(kernel, (first, second, third), strict=False))
-        for k, correlation in reversed(by_dimension):
-            if correlation is None:
-                continue
-            count *= k
-            wide = op.Unsqueeze(op.Mul(correlation, 4 / count), list(range(2, 2 + len(kernel))))
-            if count == 2:
-                wide = op.Sub(2.0, wide)
-            groups = [found[i : i + k] for i in range(0, len(found), k)]
-            found = [best_of(group, wide, count) for group in groups]
-        best = found[0][0]
-        return best[0], op.Relu(best[1])
-
-    def best_of(group: list[tuple[Any, Any]], wide: Any, count: int) -> tuple[Any, Any]:
-        """The maximum of a group, and the total variance of the elements in it, which are so many."""
-        *others, (best, total) = group
-        for _, one in others:
-            total = op.Add(one, total)
-        for one, _ in reversed(others):
-            if count == 2:  # V1 + V2 is the total
-                doubled = op.Mul(total, wide)
-            else:
-                doubled = op.Sub(twice_the_sum(one, best), op.Mul(total, wide))
-            best = maximum(one, best, doubled)
-        return best, total
-
-    return {
-        RELU_MOMENTS: relu_moments,
-        MAX_MOMENTS: max_moments,
-        TILED_MAXIMA: tiled_maxima,
-        CORRELATED_MAXIMA: correlated_maxima,
-    }
+    return {RELU_MOMENTS: relu_moments, MAX_MOMENTS: max_moments, TILED_MAXIMA: tiled_maxima}

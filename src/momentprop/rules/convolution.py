@@ -125,22 +125,18 @@ def _correlation(
     if variance.dim() != weight.dim():
         return None
 
-    def overlap(shifts: list[list[int]]) -> Tensor:
-        """On average over the shifts."""
-        together = weight.new_zeros(weight.shape[:2])
+    def told(shifts: list[list[int]]) -> Tensor:
+        alone = _overlap(weight, [0] * len(shifts[0]))
+        together = torch.zeros_like(alone)
         for shift in shifts:
             steps = zip(geometry.stride, shift, geometry.dilation, strict=True)
             offsets = [divmod(s * delta, d) for s, delta, d in steps]
             shares = all(abs(e) < k for k, (e, _) in zip(weight.shape[2:], offsets, strict=True))
             if shares and not any(rest for _, rest in offsets):
                 together = together + _overlap(weight, [e for e, _ in offsets]) / len(shifts)
-        return together
-
-    def told(groups: list[list[list[int]]]) -> list[Tensor]:
         average = variance.flatten(2).mean(-1)
-        own = _over_channels(average, _overlap(weight, [0] * (weight.dim() - 2)), geometry.groups)
-        own = own.clamp_min(torch.finfo(own.dtype).tiny)
-        return [_over_channels(average, overlap(shifts), geometry.groups) / own for shifts in groups]
+        covariance, own = (_over_channels(average, m, geometry.groups) for m in (together, alone))
+        return covariance / own.clamp_min(torch.finfo(own.dtype).tiny)
 
     return told
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from momentprop.gaussian import max_moments as correlated_maximum
 from momentprop.gaussian import max_response
 from momentprop.local import Linear
 from momentprop.moments import Moments
@@ -114,73 +113,47 @@ def _maxima(x: Moments, windows: Windows) -> Pooled:
 
 
 def _alike_maxima(x: Moments, windows: Windows) -> Moments:
-    """Along one dimension after the other, with one correlation of elements each, where it is told."""
+    """With one covariance for all pairs of a window, their average, where it is told."""
     told = correlation_of(x)
     if told is None or not windows.tile:
         best: Moments = _maxima(x, windows)
         return best
-    along = [_shifts(windows.kernel, d) for d in range(len(windows.kernel))]
-    given = iter(told([shifts for shifts in along if shifts]))
-    correlations = [next(given) if shifts else None for shifts in along]
-    return Moments(*CORRELATED_MAXIMA(x.mean, x.variance, windows.kernel, *correlations))
-
-
-def _shifts(kernel: list[int], d: int) -> list[list[int]]:
-    """Between any two elements of a window in different places along d, in the same place before it."""
-    places = [p for p in product(*map(range, kernel)) if not any(p[:d])]
-    return [
-        [b - a for a, b in zip(first, second, strict=True)]
-        for first, second in combinations(places, 2)
-        if first[d] != second[d]
+    shifts = [
+        [d * (b - a) for d, a, b in zip(windows.dilation, first, second, strict=True)]
+        for first, second in combinations(windows.positions, 2)
     ]
+    if not shifts:
+        return x
+    return Moments(*TILED_MAXIMA(x.mean, x.variance, told(shifts), windows.kernel))
 
 
-def _correlated_maxima(
-    mean: Tensor,
-    variance: Tensor,
-    kernel: list[int],
-    first: Tensor | None = None,
-    second: Tensor | None = None,
-    third: Tensor | None = None,
+def _tiled_maxima(
+    mean: Tensor, variance: Tensor, correlation: Tensor | None, kernel: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """Maxima of windows that tile the input, along the last dimension first.
+    """Maxima of windows that tile the input.
 
-    Along each of the first, second and third dimension all elements (maxima, but for the last dimension) of a
-    window have one covariance: the average variance of the elements they are the maxima of, times the
-    correlation [batch, channels] of such elements. For maxima that is right if every pair of elements has it, as
-    Cov(max(X1, X2), Z) = P(X1 > X2) Cov(X1, Z) + P(X2 > X1) Cov(X2, Z).
+    Elements are independent, or they have one covariance c, the average variance in the window times a
+    correlation [batch, channels]. Then X_i = common + own_i with variances c and V_i - c, and
+    max X_i = common + max own_i. (Moments are the same functions of c where it is negative.)
     """
     windows = Windows.of(mean.shape[-len(kernel) :], kernel, kernel, 0, 1, False)
-    best, total, count = (windows.view(mean), windows.view(variance)), windows.view(variance), 1
-    for d in reversed(range(len(kernel))):
-        correlation = (first, second, third)[d]
-        if correlation is None:  # windows of one element
-            continue
-        means, variances, totals = (windows.along(v, d) for v in (*best, total))
-        total, count = sum(totals[1:], totals[0]), count * kernel[d]
-        wide = correlation.reshape(1, correlation.shape[0], *[1] * len(kernel), -1)
-        common = wide * (1 / count) * total
-        best = means[-1], variances[-1]
-        for i in reversed(range(kernel[d] - 1)):
-            best = correlated_maximum(means[i], variances[i], *best, common)
-    return windows.close(best[0]), windows.close(best[1])
+    if correlation is None:
+        opened = windows.open(mean, variance, fill=(0.0, 0.0))
+        return _folded([tuple(windows.element(opened, p)) for p in windows.positions], windows)
+    views = windows.view(mean), windows.view(variance)
+    means, variances = ([windows.element(view, p) for p in windows.positions] for view in views)
+    wide = correlation.reshape(1, correlation.shape[0], *[1] * len(kernel), -1)
+    common = wide * (sum(variances[1:], variances[0]) * (1 / len(variances)))
+    own = [(variance - common).clamp_min(0) for variance in variances]
+    best = means[-1], own[-1]
+    for i in reversed(range(len(own) - 1)):
+        best = max_moments(means[i], own[i], *best)
+    return windows.close(best[0]), windows.close((best[1] + common).clamp_min(0))
 
 
-def _tiled_maxima(mean: Tensor, variance: Tensor, kernel: list[int]) -> tuple[Tensor, Tensor]:
-    """Maxima of windows that tile the input, of independent elements."""
-    windows = Windows.of(mean.shape[-len(kernel) :], kernel, kernel, 0, 1, False)
-    opened = windows.open(mean, variance, fill=(0.0, 0.0))
-    return _folded([tuple(windows.element(opened, p)) for p in windows.positions], windows)
-
-
-CORRELATED_MAXIMA = composite(
-    # one argument for each dimension: torch.func.vmap has no way with lists of tensors
-    "correlated_maxima(Tensor mean, Tensor variance, int[] kernel, Tensor? first=None, Tensor? second=None,"
-    " Tensor? third=None) -> (Tensor, Tensor)",
-    _correlated_maxima,
-)
 TILED_MAXIMA = composite(
-    "tiled_maxima(Tensor mean, Tensor variance, int[] kernel) -> (Tensor, Tensor)", _tiled_maxima
+    "tiled_maxima(Tensor mean, Tensor variance, Tensor? correlation, int[] kernel) -> (Tensor, Tensor)",
+    _tiled_maxima,
 )
 
 
@@ -200,7 +173,7 @@ def pooled(
 def _independent_maxima(x: Moments, windows: Windows) -> Moments:
     """As the paper has it: the elements of a window are independent."""
     if windows.tile:
-        return Moments(*TILED_MAXIMA(x.mean, x.variance, windows.kernel))
+        return Moments(*TILED_MAXIMA(x.mean, x.variance, None, windows.kernel))
     elements = Elements.of(x, windows, correlated=False).moments
     return Moments(*_folded([elements[p] for p in windows.positions], windows))
 

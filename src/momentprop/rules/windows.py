@@ -98,11 +98,6 @@ class Windows:
             opened = aten.slice.Tensor(opened, d - n - 1, first, first + (count - 1) * step + 1, step)
         return opened
 
-    def along(self, viewed: Tensor, d: int) -> list[Tensor]:
-        """The elements of windows that tile the input by their place along one dimension, from a view."""
-        size, dim = self.kernel[d], d - len(self.kernel) - 1
-        return [aten.slice.Tensor(viewed, dim, i, self.counts[d] * size, size) for i in range(size)]
-
     def close(self, values: Tensor) -> Tensor:
         """Back from channels last."""
         return values.movedim(-1, -1 - len(self.kernel))[0]
