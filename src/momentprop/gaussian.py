@@ -211,6 +211,16 @@ def max_moments(
     return max_response(mean_1, variance_1, mean_2, variance_2, covariance)[:2]
 
 
+def contrasted_max_moments(
+    mean_1: Tensor, variance_1: Tensor, mean_2: Tensor, variance_2: Tensor, contrast: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`max_moments` of variables with Var(X1 - X2) = contrast (V1 + V2) / 2."""
+    total = variance_1 + variance_2
+    spread = total * (contrast * 0.5)
+    covariance = 0.5 * (total - spread)
+    return _max_response(mean_1, variance_1, mean_2, variance_2, spread, covariance)[:2]
+
+
 def max_response(
     mean_1: Tensor,
     variance_1: Tensor,
@@ -219,10 +229,22 @@ def max_response(
     covariance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`max_moments`, and P(X1 > X2): the gain of max(X1, X2) on X1; that on X2 is 1 less it."""
-    total = variance_1 + variance_2
+    spread = variance_1 + variance_2
     if covariance is not None:
-        total = (total - 2 * covariance).clamp_min(0)
-    theta = safe_sqrt(total)
+        spread = (spread - 2 * covariance).clamp_min(0)
+    return _max_response(mean_1, variance_1, mean_2, variance_2, spread, covariance)
+
+
+def _max_response(
+    mean_1: Tensor,
+    variance_1: Tensor,
+    mean_2: Tensor,
+    variance_2: Tensor,
+    spread: Tensor,
+    covariance: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """With the variance of X1 - X2, theta^2."""
+    theta = safe_sqrt(spread)
     first_is_higher = mean_1 >= mean_2
     difference = mean_1 - mean_2
     a = _distance(torch.where(first_is_higher, difference, -difference), theta)
@@ -231,7 +253,7 @@ def max_response(
     tail = left * (second + a * first)
     higher = torch.where(first_is_higher, variance_1, variance_2)
     own = higher if covariance is None else higher - covariance
-    variance = torch.sub(higher, tail * own, alpha=2) + (total * left) * (second - first * g)
+    variance = torch.sub(higher, tail * own, alpha=2) + (spread * left) * (second - first * g)
     if covariance is not None:
         variance = variance.clamp_min(0)
     mean = torch.where(first_is_higher, mean_1, mean_2) + theta * g

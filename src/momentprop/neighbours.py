@@ -6,8 +6,12 @@ function that computes them where they are asked for, operators that act element
 and everything else forgets it.
 
 Computed so, they are convolutions once more, as many products as the network has itself where windows are
-2x2. Tier `fast` makes do with one correlation per sample and channel, the average over positions and pairs of
-elements of a window, which costs next to nothing.
+2x2. Tier `fast` makes do with one number per sample and channel, the average over positions and pairs of
+elements of a window, which costs next to nothing: their contrast,
+
+    Var(X1 - X2) = contrast (V1 + V2) / 2.
+
+It is 2 for independent elements, and 0 for elements that are always alike.
 """
 
 from __future__ import annotations
@@ -26,8 +30,8 @@ aten = torch.ops.aten
 # Cov(z[start + i step], z[start + shift + i step]) for 0 <= i < count; None stands for zero.
 Neighbours = Callable[[list[int], list[int], list[Any], list[int]], Tensor | None]
 
-# shifts -> the correlation of elements so far apart, on average over the shifts: [batch, channels].
-Correlation = Callable[[list[list[int]]], Tensor]
+# shifts -> the contrast of elements so far apart, on average over the shifts: [batch, channels, 1, ...].
+Contrast = Callable[[list[list[int]]], Tensor]
 
 
 def neighbours_of(x: Any) -> Neighbours | None:
@@ -40,13 +44,13 @@ def attach(out: Moments, neighbours: Neighbours | None) -> Moments:
     return out
 
 
-def correlation_of(x: Any) -> Correlation | None:
-    """What x tells about the correlation of its neighbours, channel by channel, if it does."""
-    return getattr(x, "_correlation", None)
+def contrast_of(x: Any) -> Contrast | None:
+    """What x tells about the contrast of its neighbours, channel by channel, if it does."""
+    return getattr(x, "_contrast", None)
 
 
-def correlate(out: Moments, correlation: Correlation | None) -> Moments:
-    out._correlation = correlation  # type: ignore[attr-defined]
+def attach_contrast(out: Moments, contrast: Contrast | None) -> Moments:
+    out._contrast = contrast  # type: ignore[attr-defined]
     return out
 
 

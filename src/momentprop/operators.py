@@ -37,6 +37,18 @@ MAX_MOMENTS = composite(
 )
 
 
+DROPPED_VARIANCE = composite(
+    "dropped_variance(Tensor mean, Tensor variance, float weight) -> Tensor",
+    lambda mean, variance, weight: variance + weight * (mean * mean + variance),
+)
+
+
+def dropped_variance(mean: Tensor, variance: Tensor, weight: float) -> Tensor:
+    """V + weight (E^2 + V), of what dropout keeps or loses, as one operator."""
+    found: Tensor = DROPPED_VARIANCE(mean, variance, weight)
+    return found
+
+
 def relu_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """`gaussian.relu_moments`, as one operator."""
     found: tuple[Tensor, Tensor] = RELU_MOMENTS(mean, variance)

@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 
-from momentprop.operators import MAX_MOMENTS, RELU_MOMENTS
+from momentprop.operators import DROPPED_VARIANCE, MAX_MOMENTS, RELU_MOMENTS
 from momentprop.rules.max_pooling import TILED_MAXIMA
 
 _TINY = 2 * torch.finfo(torch.float32).tiny ** 0.8  # of S^2: the floor of `gaussian.safe_sqrt`
-_C = 0.5 / math.sqrt(math.pi)
+_LOG_C = -math.log(2 * math.sqrt(math.pi))
+_LEAST_WEIGHT = 0.05  # of dropout, for a difference that loses no more than a digit
 _MOST = 2**31  # for the end of a slice: all of it
 
 
@@ -51,28 +52,45 @@ def short_translations() -> Translations:
     op: Any = opset18
 
     rectified: dict[Any, tuple[Any, Any]] = {}  # what the moments of ReLU were computed from
+    squares: dict[Any, Callable[[], Any]] = {}  # and their second moment
+    unclipped: dict[Any, Any] = {}  # variances before rounding below zero was taken off
 
-    def positive_part(d: Any, doubled: Any) -> tuple[Any, Any]:
+    def positive_part(d: Any, square: Any) -> tuple[Any, Any]:
         """P and r, of d and S^2."""
-        scale = op.Sqrt(op.Max(doubled, _TINY))
+        scale = op.Sqrt(op.Max(square, _TINY))
         u = op.Div(d, scale)
         probability = op.HardSigmoid(op.Erf(u), alpha=0.5, beta=0.5)  # which is linear where erf is
-        density = op.Mul(op.Div(scale, op.Exp(op.Mul(u, u))), _C)
+        density = op.Mul(scale, op.Exp(op.Sub(_LOG_C, op.Mul(u, u))))
         return probability, op.Add(op.Mul(d, probability), density)
 
+    def clipped(variance: Any) -> Any:
+        found = op.Relu(variance)
+        unclipped[found] = variance
+        return found
+
     def relu_moments(mean: Any, variance: Any) -> tuple[Any, Any]:
-        probability, r = positive_part(mean, op.Add(variance, variance))
-        out = r, op.Relu(op.Add(op.Mul(variance, probability), op.Mul(r, op.Sub(mean, r))))
+        own = unclipped.get(variance, variance)
+        probability, r = positive_part(mean, op.Add(own, own))
+        inside = op.Mul(own, probability)
+        out = r, clipped(op.Add(inside, op.Mul(r, op.Sub(mean, r))))
         rectified[out] = mean, variance
+        squares[out] = lambda: op.Add(inside, op.Mul(r, mean))
         return out
 
-    def maximum(first: Any, second: Any, far: bool = False) -> tuple[Any, Any]:
+    def dropped_variance(mean: Any, variance: Any, weight: float) -> Any:
+        """Behind ReLU, (1 + weight) E[X^2] - E[X]^2, whose terms are there."""
+        if (mean, variance) in squares and weight > _LEAST_WEIGHT:
+            return op.Relu(op.Sub(op.Mul(squares[mean, variance](), 1 + weight), op.Mul(mean, mean)))
+        return op.Add(variance, op.Mul(op.Add(op.Mul(mean, mean), variance), weight))
+
+    def maximum(first: Any, second: Any, contrast: Any = None, far: bool = False) -> tuple[Any, Any]:
         """Of two (mean, variance); the variance is not negative, but for rounding.
 
         `far`: one mean may be so far below that the other is nothing beside it, as that of padding is.
         """
         d, total = op.Sub(first[0], second[0]), op.Add(first[1], second[1])
-        probability, r = positive_part(d, op.Add(total, total))
+        square = op.Add(total, total) if contrast is None else op.Mul(total, contrast)
+        probability, r = positive_part(d, square)
         mixed = op.Add(second[1], op.Mul(op.Sub(first[1], second[1]), probability))
         variance = op.Add(mixed, op.Mul(r, op.Sub(d, r)))
         if far:
@@ -81,7 +99,7 @@ def short_translations() -> Translations:
 
     def max_moments(mean_1: Any, variance_1: Any, mean_2: Any, variance_2: Any) -> tuple[Any, Any]:
         mean, variance = maximum((mean_1, variance_1), (mean_2, variance_2), far=True)
-        return mean, op.Relu(variance)
+        return mean, clipped(variance)
 
     def elements(x: Any, kernel: Sequence[int]) -> list[Any]:
         """Of all windows, by position. Where x is a convolution: see `stride_convolutions`."""
@@ -92,24 +110,21 @@ def short_translations() -> Translations:
         ]
         return [op.Slice(x, list(start), ends, axes, list(kernel)) for start in product(*map(range, kernel))]
 
-    def tiled_maxima(mean: Any, variance: Any, correlation: Any, kernel: Sequence[int]) -> tuple[Any, Any]:
+    def tiled_maxima(mean: Any, variance: Any, contrast: Any, kernel: Sequence[int]) -> tuple[Any, Any]:
         n = math.prod(kernel)
         if (mean, variance) in rectified:  # ReLU behind the slices: their input is a convolution, as a rule
             inputs = [op.Concat(*elements(v, kernel), axis=0) for v in rectified[mean, variance]]
             means, variances = (list(op.Split(v, axis=0, num_outputs=n)) for v in relu_moments(*inputs))
         else:
             means, variances = elements(mean, kernel), elements(variance, kernel)
-        common = None
-        if correlation is not None:
-            total = variances[0]
-            for one in variances[1:]:
-                total = op.Add(total, one)
-            wide = op.Unsqueeze(op.Mul(correlation, 1 / n), list(range(2, 2 + len(kernel))))
-            common = op.Mul(total, wide)
-            variances = [op.Relu(op.Sub(one, common)) for one in variances]
         *others, best = zip(means, variances, strict=True)
         for one in reversed(others):
-            best = maximum(one, best)
-        return best[0], op.Relu(best[1] if common is None else op.Add(best[1], common))
+            best = maximum(one, best, contrast)
+        return best[0], clipped(best[1])
 
-    return {RELU_MOMENTS: relu_moments, MAX_MOMENTS: max_moments, TILED_MAXIMA: tiled_maxima}
+    return {
+        RELU_MOMENTS: relu_moments,
+        MAX_MOMENTS: max_moments,
+        TILED_MAXIMA: tiled_maxima,
+        DROPPED_VARIANCE: dropped_variance,
+    }

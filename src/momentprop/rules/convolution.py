@@ -13,7 +13,7 @@ from torch import Tensor
 from momentprop.channel_sums import squares_of_channels
 from momentprop.local import Linear
 from momentprop.moments import Moments
-from momentprop.neighbours import Correlation, Neighbours
+from momentprop.neighbours import Contrast, Neighbours
 from momentprop.rules.families import linear_map, per_dimension
 
 aten = torch.ops.aten
@@ -114,12 +114,11 @@ def _neighbours(variance: Tensor, weight: Tensor, bias: Tensor | None = None, *g
     return told
 
 
-def _correlation(
-    variance: Tensor, weight: Tensor, bias: Tensor | None = None, *given: Any
-) -> Correlation | None:
+def _contrast(variance: Tensor, weight: Tensor, bias: Tensor | None = None, *given: Any) -> Contrast | None:
     """Of z_p and z_{p+delta}, as if V were the same everywhere in a channel: its average.
 
-    With e = s delta / d as in `_neighbours`, sum_c V_c sum_u w_cu w_c(u-e), over the same with e = 0.
+    With e = s delta / d as in `_neighbours`, 2 (1 - r), where the correlation r is
+    sum_c V_c sum_u w_cu w_c(u-e) over the same with e = 0.
     """
     geometry = _geometry(weight, *given)
     if variance.dim() != weight.dim():
@@ -134,9 +133,11 @@ def _correlation(
             shares = all(abs(e) < k for k, (e, _) in zip(weight.shape[2:], offsets, strict=True))
             if shares and not any(rest for _, rest in offsets):
                 together = together + _overlap(weight, [e for e, _ in offsets]) / len(shifts)
-        average = variance.flatten(2).mean(-1)
-        covariance, own = (_over_channels(average, m, geometry.groups) for m in (together, alone))
-        return covariance / own.clamp_min(torch.finfo(own.dtype).tiny)
+        n = len(geometry.stride)
+        average, apart = variance.mean(list(range(-n, 0))), 2 * (alone - together)
+        difference, own = (_over_channels(average, m, geometry.groups) for m in (apart, alone))
+        contrast = difference / own.clamp_min(torch.finfo(own.dtype).tiny)
+        return contrast.reshape(*contrast.shape, *[1] * n)
 
     return told
 
@@ -181,7 +182,7 @@ CONVOLUTIONS = (
     aten.conv3d.default,
     aten.conv3d.padding,
 )
-linear_map(*CONVOLUTIONS, local=_local, neighbours=_neighbours, correlation=_correlation, together=_together)
+linear_map(*CONVOLUTIONS, local=_local, neighbours=_neighbours, contrast=_contrast, together=_together)
 
 
 def _back_through_transposed(

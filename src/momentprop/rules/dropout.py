@@ -24,6 +24,7 @@ from torch import Tensor
 from momentprop.local import Drops, Elementwise, Linear, Local, Masked
 from momentprop.moments import Moments, is_moments, mean_of
 from momentprop.neighbours import Neighbours, attach, lattice, neighbours_of, scaled
+from momentprop.operators import dropped_variance
 from momentprop.registry import EXACT, rule
 from momentprop.shared import moved_direction, share
 
@@ -66,6 +67,8 @@ class Mask:
         return value if self.gain is None else value * self.gain
 
     def moments(self, x: Any) -> Moments:
+        if is_moments(x) and self.gain is None and not self.shift:
+            return Moments(x.mean, dropped_variance(x.mean, x.variance, self.weight))
         noise = self.noise(x)
         if is_moments(x):
             noise = self.scaled(self.scaled(x.variance)) + noise

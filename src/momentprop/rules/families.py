@@ -16,11 +16,11 @@ from torch._ops import OpOverload
 from momentprop.local import Elementwise, Linear, Local, residual
 from momentprop.moments import Logits, Moments, is_moments, mean_of, variance_of
 from momentprop.neighbours import (
-    Correlation,
+    Contrast,
     Neighbours,
     attach,
-    correlate,
-    correlation_of,
+    attach_contrast,
+    contrast_of,
     same_in_channels,
     scaled,
 )
@@ -148,7 +148,7 @@ def linear_map(
     *ops: OpOverload,
     local: Callable[..., Local],
     neighbours: Callable[..., Neighbours] | None = None,
-    correlation: Callable[..., Correlation | None] | None = None,
+    contrast: Callable[..., Contrast | None] | None = None,
     together: Callable[..., Tensor | None] | None = None,
     weight: int = 1,
     bias: int = 2,
@@ -156,7 +156,7 @@ def linear_map(
     """y = W x + b: mean `W E + b`, variance `(W*W) V`; the arguments at `weight` and `bias` are W, b.
 
     `neighbours` makes of V and the other arguments what the output tells about its neighbours' covariance,
-    `correlation`, what it tells about their correlation channel by channel;
+    `contrast`, what it tells about their contrast channel by channel;
     `together(x, direction, ...)`, the variance of what elements of a channel share (shared.py).
     """
 
@@ -172,8 +172,8 @@ def linear_map(
             variance = op(variance, *squared, **kwargs)
             mean = op(x.mean, *args, **kwargs)
             out = Moments(mean, variance if common is None else variance + common)
-            if correlation is not None:
-                correlate(out, correlation(x.variance, *args))
+            if contrast is not None:
+                attach_contrast(out, contrast(x.variance, *args))
             return out if neighbours is None else attach(out, neighbours(x.variance, *args))
 
         return propagate
@@ -266,7 +266,7 @@ def affine(out: Moments, x: Moments, gain: Tensor | float) -> Moments:
     if out.shape != x.shape:
         return out
     if same_in_channels(gain, out.mean.dim()):
-        correlate(out, correlation_of(x))
+        attach_contrast(out, contrast_of(x))
     return share(attach(out, scaled(x, lambda: gain)), moved_direction(x, lambda d: d * gain))
 
 

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from momentprop.gaussian import max_response
+from momentprop.gaussian import contrasted_max_moments, max_response
 from momentprop.local import Linear
 from momentprop.moments import Moments
-from momentprop.neighbours import correlation_of, neighbours_of
+from momentprop.neighbours import contrast_of, neighbours_of
 from momentprop.operators import composite, max_moments
 from momentprop.registry import rule
 from momentprop.rules.convolution import transposed_convolution
@@ -113,8 +113,8 @@ def _maxima(x: Moments, windows: Windows) -> Pooled:
 
 
 def _alike_maxima(x: Moments, windows: Windows) -> Moments:
-    """With one covariance for all pairs of a window, their average, where it is told."""
-    told = correlation_of(x)
+    """With one contrast for all pairs of a window, their average, where it is told."""
+    told = contrast_of(x)
     if told is None or not windows.tile:
         best: Moments = _maxima(x, windows)
         return best
@@ -128,31 +128,25 @@ def _alike_maxima(x: Moments, windows: Windows) -> Moments:
 
 
 def _tiled_maxima(
-    mean: Tensor, variance: Tensor, correlation: Tensor | None, kernel: list[int]
+    mean: Tensor, variance: Tensor, contrast: Tensor | None, kernel: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """Maxima of windows that tile the input.
+    """Maxima of windows that tile the input; its elements are independent, or have one contrast in a window.
 
-    Elements are independent, or they have one covariance c, the average variance in the window times a
-    correlation [batch, channels]. Then X_i = common + own_i with variances c and V_i - c, and
-    max X_i = common + max own_i. (Moments are the same functions of c where it is negative.)
+    A maximum has the same contrast with elements still to come as the elements have with one another.
     """
     windows = Windows.of(mean.shape[-len(kernel) :], kernel, kernel, 0, 1, False)
-    if correlation is None:
+    if contrast is None:
         opened = windows.open(mean, variance, fill=(0.0, 0.0))
         return _folded([tuple(windows.element(opened, p)) for p in windows.positions], windows)
-    views = windows.view(mean), windows.view(variance)
-    means, variances = ([windows.element(view, p) for p in windows.positions] for view in views)
-    wide = correlation.reshape(1, correlation.shape[0], *[1] * len(kernel), -1)
-    common = wide * (sum(variances[1:], variances[0]) * (1 / len(variances)))
-    own = [(variance - common).clamp_min(0) for variance in variances]
-    best = means[-1], own[-1]
-    for i in reversed(range(len(own) - 1)):
-        best = max_moments(means[i], own[i], *best)
-    return windows.close(best[0]), windows.close((best[1] + common).clamp_min(0))
+    means, variances, wide = windows.view(mean), windows.view(variance), windows.view(contrast)
+    *others, best = ((windows.element(means, p), windows.element(variances, p)) for p in windows.positions)
+    for element in reversed(others):
+        best = contrasted_max_moments(*element, *best, wide)
+    return windows.close(best[0]), windows.close(best[1])
 
 
 TILED_MAXIMA = composite(
-    "tiled_maxima(Tensor mean, Tensor variance, Tensor? correlation, int[] kernel) -> (Tensor, Tensor)",
+    "tiled_maxima(Tensor mean, Tensor variance, Tensor? contrast, int[] kernel) -> (Tensor, Tensor)",
     _tiled_maxima,
 )
 
@@ -261,7 +255,7 @@ def _max_pool(n: int, op: Any) -> None:
     with_fidelity("paper", _independent_maxima)  # elements of a window are independent
     with_fidelity(
         "fast", _alike_maxima
-    )  # with the average correlation that convolutions tell, channel by channel
+    )  # with the average contrast that convolutions tell, channel by channel
     with_fidelity(None, _maxima)  # with the covariance that they tell
 
 
