@@ -100,6 +100,7 @@ ORDER = [
     "exports.heads",
     "exports.plain_names",
     "exports.program",
+    "exports.rounding",
     "exports.metadata",
     "exports.graph_check",
     "exports.guard",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +225,7 @@ def test_a_mismatch_raises_with_figures_and_leaves_no_file(
 
 @pytest.mark.parametrize(("factor", "agrees"), [(1 + 3e-6, True), (1 + 3e-5, False), (float("nan"), False)])
 def test_errors_count_unless_rounding_explains_them(factor: float, agrees: bool) -> None:
-    """Rounding is what float64 shows: what is rounding and nothing else is not held against a file."""
+    """What is rounding and nothing else is not held against a file, and told apart."""
 
     class Cancelling(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -243,9 +243,10 @@ def test_errors_count_unless_rounding_explains_them(factor: float, agrees: bool)
         return list(found.values())
 
     if agrees:
-        errors = verification.verify(run_it, bnn, program)
-        assert errors[lost] == 0.0
-        assert 1e-6 < errors[kept] < 1e-5
+        found = verification.verify(run_it, bnn, program)
+        assert set(found.rounding) == {lost}
+        assert found.errors[lost] == max(found.rounding[lost].values()) > 1e-5
+        assert 1e-6 < found.errors[kept] < 1e-5
     else:
         with pytest.raises(mp.DisagreementError, match=kept) as raised:
             verification.verify(run_it, bnn, program)
@@ -258,6 +259,31 @@ def test_the_tail_of_log_sigmoid(tmp_path: Path) -> None:
     x = torch.tensor([[-1000.0, -20.0, 0.0, 20.0]])
     mp.export_onnx(bnn, tmp_path / "model.onnx")
     close(run(tmp_path / "model.onnx", x)["mean"], nn.functional.logsigmoid(x))
+
+
+@pytest.mark.parametrize("function", [torch.expm1, torch.log1p])
+def test_functions_that_are_for_small_numbers(function: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
+    """torch's own translation takes 1 off, or adds it, and the number is lost."""
+
+    class Small(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.dropout(function(x), 0.5, True)
+
+    sizes = torch.logspace(-12, -0.01, 50)
+    x = torch.cat([-sizes, torch.zeros(1), sizes, torch.tensor([0.999, 1.0, 1.5, 20.0, 80.0])]).reshape(1, -1)
+    bnn = mp.convert(Small(), x, "fast")
+    mp.export_onnx(bnn, tmp_path / "model.onnx", verify=False)
+    found = run(tmp_path / "model.onnx", x)["mean"]
+    torch.testing.assert_close(torch.as_tensor(found), function(x), rtol=1e-6, atol=0.0)
+
+
+def test_sizes_of_one_but_not_the_batch_are_squeezed(tmp_path: Path) -> None:
+    class Squeezed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.dropout(x, 0.5, True)[:, :1].squeeze() + x[:, 1]
+
+    metadata = mp.export_onnx(mp.convert(Squeezed(), X), tmp_path / "model.onnx")  # for a batch of one too
+    assert max(metadata.options["errors"].values()) < 1e-5
 
 
 @pytest.mark.parametrize("padding", [1, "same"])

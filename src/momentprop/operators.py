@@ -23,7 +23,8 @@ def composite(schema: str, function: Callable[..., Any]) -> OpOverload:
     """The function as an operator of this schema."""
     name = schema.split("(")[0]
     _LIBRARY.define(schema, tags=torch.Tag.pt2_compliant_tag)
-    _LIBRARY.impl(name, function, "CompositeImplicitAutograd")
+    for key in ("CompositeImplicitAutograd", "FuncTorchBatchedDecomposition"):  # the second for torch.vmap
+        _LIBRARY.impl(name, function, key)
     op: OpOverload = getattr(torch.ops.momentprop, name).default
     return op
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 
 from momentprop.adjoint import TwoSweeps
@@ -89,6 +90,8 @@ class PerSample(TwoSweeps):
         for node in copy.graph.nodes:
             if node.target is aten.sym_size.int:  # which vmap does not know
                 node.target = _size
+            elif node.target is aten.layer_norm.default and node.name not in names:
+                node.target = _layer_norm
         own = {node.name: Layout(1, _size_of_one(node), False) for node in shared}
         marked = {node for node in copy.graph.nodes if node.name in names}
         super().__init__(copy, marked, {**layouts, **own}, selection, jumps)
@@ -128,6 +131,18 @@ def _next(value: Any, rest: Any) -> Any:
 
 def _size(x: Any, dim: int) -> Any:
     return x.shape[dim]
+
+
+def _layer_norm(
+    x: Tensor, shape: list[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Tensor:
+    """For a free batch written out: in its own operator vmap would fix the batch's size."""
+    if not torch.compiler.is_exporting():
+        return F.layer_norm(x, shape, weight, bias, eps)
+    variance, mean = torch.var_mean(x, list(range(-len(shape), 0)), correction=0, keepdim=True)
+    out = (x - mean) * torch.rsqrt(variance + eps)
+    out = out if weight is None else out * weight
+    return out if bias is None else out + bias
 
 
 def _size_of_one(node: fx.Node) -> int:

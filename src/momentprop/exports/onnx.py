@@ -23,7 +23,7 @@ from momentprop.exports.onnx_phases import stride_convolutions
 from momentprop.exports.onnx_runtime import check_onnx, silent_exporter
 from momentprop.exports.onnx_tidy import tidy
 from momentprop.exports.program import Program, program_of
-from momentprop.exports.verification import verify_onnx
+from momentprop.exports.verification import Agreement, verify_onnx
 from momentprop.flat_export import quiet
 from momentprop.records import plain
 
@@ -59,14 +59,14 @@ def export_onnx(
               `regress` gives them; options `tau`, `noise_variance`, `heteroscedastic`, and `level` (0.95).
         select: which of several outputs of the network is meant, by name or position.
         verify: run the file in ONNX Runtime beside PyTorch, for several batch sizes on ordinary and extreme
-            inputs. Outputs must agree to 1e-5 of their largest value, or to ten times what rounding costs in
-            PyTorch itself.
+            inputs. Outputs must agree to 1e-5 of their largest value, or to ten times what rounding by one
+            unit in the last place after every operator does to them in PyTorch.
         opset: version of the ONNX operators, 18 or newer.
         note, preprocessing, report: as for `save`; `inspect` shows them.
 
     Returns:
-        What the file says about itself; `options["errors"]` holds the largest error of each output,
-        but for errors that rounding explains.
+        What the file says about itself; `options["errors"]` holds the largest error of each output, and
+        `options["rounding"]` those above 1e-5 that rounding explains, by output and kind of input.
 
     Raises:
         ExportError: the network cannot be written as ONNX.
@@ -77,8 +77,9 @@ def export_onnx(
         raise ValueError(f"opset must be at least {_OLDEST}, not {opset}")
     program = program_of(network, head_of(outputs, options, select))
     with written(path) as temporary:
-        model, errors = _checked(network, program, opset, temporary, verify)
-        known: dict[str, Any] = {"opset": opset, "outputs": outputs, "verified": verify, "errors": errors}
+        model, agreement = _checked(network, program, opset, temporary, verify)
+        known: dict[str, Any] = {"opset": opset, "outputs": outputs, "verified": verify}
+        known |= dataclasses.asdict(agreement)
         given = {"select": select, **options}
         chosen = {key: plain(value) for key, value in given.items() if value is not None}
         metadata = describe("onnx", network, program, note, preprocessing, report, options=known | chosen)
@@ -109,13 +110,13 @@ def read_onnx_metadata(path: str | os.PathLike[str]) -> Metadata:
 
 def _checked(
     network: nn.Module, program: Program, opset: int, path: Path, verify: bool
-) -> tuple[Any, dict[str, float]]:
-    """The program in ONNX, saved, with its errors: by short formulas, or if these disagree, by exact ones."""
+) -> tuple[Any, Agreement]:
+    """The program in ONNX, saved, and its errors: by short formulas, or if these disagree, by exact ones."""
     stable, short = stable_translations(), short_translations()
     model = _translated(program, opset, stable | short)
     _save(model, path)
     if not verify:
-        return model, {}
+        return model, Agreement({}, {})
     try:
         return model, verify_onnx(path, network, program)
     except DisagreementError:  # an output that is nothing but far tails

@@ -87,6 +87,11 @@ def _decomposed(graph: fx.Graph, table: Mapping[Any, Callable[..., Any]]) -> fx.
             continue
         if node.target._schema.is_mutable:
             return None
+        if node.target is aten.squeeze.default:  # of sizes that are one, not of a batch that may be
+            sizes = node.args[0].meta["val"].shape
+            dims = [d for d, size in enumerate(sizes) if isinstance(size, int) and size == 1]
+            node.target, node.args = aten.squeeze.dims, (node.args[0], dims)
+            continue
         function = _decomposition(node.target, table)
         if function is None:
             continue

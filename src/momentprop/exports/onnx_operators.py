@@ -42,7 +42,25 @@ def stable_translations() -> Translations:
         """Not log(sigmoid(x)), which is minus infinity for x < -104."""
         return op.Neg(op.Softplus(op.Neg(x)))
 
-    return {torch.ops.aten.log_sigmoid.default: log_sigmoid}
+    def expm1(x: Any) -> Any:
+        """Not exp(x) - 1, of which nothing is left for small x: 2 t / (1 - t) with t = tanh(x / 2)."""
+        t = op.Tanh(op.Mul(x, 0.5))
+        return op.Where(op.Less(op.Abs(x), 1.0), op.Div(op.Add(t, t), op.Sub(1.0, t)), op.Sub(op.Exp(x), 1.0))
+
+    def log1p(x: Any) -> Any:
+        """Not log(1 + x): x log(u) / (u - 1) with u = 1 + x as it is rounded (Kahan)."""
+        u = op.Add(x, 1.0)
+        whole = op.Sub(u, 1.0)
+        is_lost, is_large = op.Equal(whole, 0.0), op.Greater(x, 1.0)
+        ratio = op.Where(op.Or(is_lost, is_large), 1.0, op.Div(x, op.Where(is_lost, 1.0, whole)))
+        return op.Where(is_lost, x, op.Mul(op.Log(u), ratio))
+
+    aten = torch.ops.aten
+    return {
+        aten.log_sigmoid.default: log_sigmoid,
+        aten.expm1.default: expm1,
+        aten.log1p.default: log1p,
+    }
 
 
 def short_translations() -> Translations:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from momentprop.convert import BayesianNetwork
 from momentprop.exports.interface import BATCH, Call, Port, dtype_name
@@ -73,29 +72,6 @@ def example_tensors(
     signature, marks = call.signature(), iter(call.inputs)
     uncertain = [isinstance(e, Tensor) and next(marks).uncertain for e in signature.examples]
     return signature.tensors(uncertain, _device(network), batch, make)
-
-
-def in_double(program: Program) -> Callable[[Sequence[Tensor]], list[Tensor]]:
-    """The program in float64, to see what rounding does: weights, inputs and casts are widened."""
-    module = program.exported.module(check_guards=False)
-    for node in module.graph.nodes:
-        if node.op == "get_attr":
-            *path, name = str(node.target).split(".")
-            owner = module.get_submodule(".".join(path))
-            value = getattr(owner, name)
-            if isinstance(value, Tensor) and value.dtype == torch.float32:
-                wide = value.detach().double()
-                setattr(owner, name, nn.Parameter(wide) if isinstance(value, nn.Parameter) else wide)
-        node.args, node.kwargs = pytree.tree_map(
-            lambda value: torch.float64 if value is torch.float32 else value, (node.args, node.kwargs)
-        )
-    module.recompile()
-
-    @torch.no_grad()
-    def run(tensors: Sequence[Tensor]) -> list[Tensor]:
-        return list(module(*[t.double() if t.dtype == torch.float32 else t for t in tensors]))
-
-    return run
 
 
 def _device(network: nn.Module) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 from momentprop.errors import DisagreementError, ExportError
 from momentprop.exports.onnx_names import input_names
 from momentprop.exports.onnx_runtime import open_session
-from momentprop.exports.program import Program, example_tensors, in_double
+from momentprop.exports.program import Program, example_tensors
+from momentprop.exports.rounding import rounded
 
 TOLERANCE = 1e-5  # of the largest value of an output
-_MARGIN = 10  # over what rounding costs PyTorch itself
+_MARGIN = 10  # over what one unit in the last place does: sums of many terms are off by several
 BATCHES = (1, 3, 32)
 Run = Callable[[Sequence[Tensor]], list[Tensor]]
 
@@ -37,8 +39,16 @@ FILLINGS: dict[str, Callable[[Sequence[int]], Tensor]] = {
 }
 
 
-def verify_onnx(path: Path, network: nn.Module, program: Program) -> dict[str, float]:
-    """The largest error of every output in ONNX Runtime, relative to its scale; raises if it is too large."""
+@dataclass(frozen=True)
+class Agreement:
+    """How far a file is from PyTorch, by output: largest errors relative to the output's scale."""
+
+    errors: dict[str, float]
+    rounding: dict[str, dict[str, float]]  # of those above the tolerance that rounding explains, by input
+
+
+def verify_onnx(path: Path, network: nn.Module, program: Program) -> Agreement:
+    """Compare a file in ONNX Runtime with the network in PyTorch; raises if they disagree."""
     try:
         session = open_session(path)
     except Exception as error:  # of its own kinds
@@ -54,14 +64,15 @@ def verify_onnx(path: Path, network: nn.Module, program: Program) -> dict[str, f
     return verify(run, network, program)
 
 
-def verify(run: Run, network: nn.Module, program: Program) -> dict[str, float]:
+def verify(run: Run, network: nn.Module, program: Program) -> Agreement:
     """Compare `run` with the network in PyTorch.
 
-    An error counts relative to the largest value of its output over the batch. Mutual information is a small
-    difference of entropies, so the entropy is its scale. Up to ten times the distance of PyTorch's float32
-    from float64 is not an error of the file.
+    An error counts relative to the largest value of its output over the batch (see `_scale`). Where rounding
+    alone can move an output of the program further than the tolerance, ten times as far is not an error of
+    the file.
     """
     errors = {port.name: 0.0 for port in program.outputs}
+    explained: dict[str, dict[str, float]] = {}
     problems: list[str] = []
     for title, make in FILLINGS.items():
         inputs = {batch: example_tensors(network, program.call, batch, make) for batch in BATCHES}
@@ -76,12 +87,14 @@ def verify(run: Run, network: nn.Module, program: Program) -> dict[str, float]:
             allowed = {name: max(TOLERANCE, _MARGIN * error) for name, error in rounding.items()}
         for batch, by_name in found.items():
             for name, error in by_name.items():
+                errors[name] = max(errors[name], error)
                 if not error <= allowed[name]:
                     problems.append(
                         f"  {name}, batch {batch}, {title}: off by {error:.1e} of its largest value"
                     )
-                elif error <= TOLERANCE:
-                    errors[name] = max(errors[name], error)
+                elif error > TOLERANCE:
+                    there = explained.setdefault(name, {})
+                    there[title] = max(there.get(title, 0.0), error)
     if problems:
         shown = "\n".join(problems[:12]) + (
             f"\n  and {len(problems) - 12} more" if len(problems) > 12 else ""
@@ -89,7 +102,7 @@ def verify(run: Run, network: nn.Module, program: Program) -> dict[str, float]:
         raise DisagreementError(
             f"the file does not give what PyTorch gives (tolerance {TOLERANCE:.0e}):\n{shown}"
         )
-    return errors
+    return Agreement(errors, explained)
 
 
 def _named(program: Program, values: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -99,28 +112,40 @@ def _named(program: Program, values: Sequence[Tensor]) -> dict[str, Tensor]:
 def _rounding(
     program: Program, inputs: dict[int, list[Tensor]], wanted: dict[int, dict[str, Tensor]]
 ) -> dict[str, float]:
-    """The largest error of PyTorch's float32 in any batch: by chance one may be rounded well.
-
-    0 where nothing is known about it: an operator may refuse to be widened.
-    """
+    """How far outputs move if every operator's result is off by one unit in the last place, up or down."""
     rounding = {port.name: 0.0 for port in program.outputs}
-    try:
-        run = in_double(program)
-        for batch, tensors in inputs.items():
-            for name, error in _errors(_named(program, run(tensors)), wanted[batch]).items():
-                rounding[name] = max(rounding[name], error if math.isfinite(error) else 0.0)
-    except RuntimeError:
-        pass
+    run = rounded(program)
+    for batch, tensors in inputs.items():
+        for name, error in _errors(_named(program, run(tensors)), wanted[batch]).items():
+            rounding[name] = max(rounding[name], error if math.isfinite(error) else 0.0)
     return rounding
 
 
 def _errors(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, float]:
-    scales = wanted | ({"mutual_information": wanted["entropy"]} if "mutual_information" in wanted else {})
-    return {name: _error(found[name], value, scales[name]) for name, value in wanted.items()}
+    return {name: _error(found[name], value, _scale(name, wanted)) for name, value in wanted.items()}
 
 
-def _error(found: Tensor, wanted: Tensor, scale: Tensor) -> float:
-    """The largest difference over the largest value; infinite for other shapes and for lost numbers."""
+def _scale(name: str, wanted: dict[str, Tensor]) -> float:
+    """What an error of this output is relative to: its largest value, as a rule.
+
+    The entropy for mutual information. For a variance not less than corresponds to a standard deviation of
+    1e-5 of the mean: what is smaller is lost in the mean's own error.
+    """
+    size = _largest(wanted["entropy" if name == "mutual_information" and "entropy" in wanted else name])
+    for kind in ("covariance", "variance"):
+        mean = name.removesuffix(kind) + "mean"
+        if name.endswith(kind) and mean in wanted:
+            return max(size, TOLERANCE * _largest(wanted[mean]) ** 2)
+    return size
+
+
+def _largest(value: Tensor) -> float:
+    finite = value[value.isfinite()].abs()
+    return float(finite.max()) if finite.numel() else 0.0
+
+
+def _error(found: Tensor, wanted: Tensor, scale: float) -> float:
+    """The largest difference over the scale; infinite for other shapes and for lost numbers."""
     if found.shape != wanted.shape:
         return float("inf")
     if not wanted.is_floating_point():
@@ -130,5 +155,4 @@ def _error(found: Tensor, wanted: Tensor, scale: Tensor) -> float:
         return float("inf")
     if not finite.any():
         return 0.0
-    size = scale[scale.isfinite()].abs().max().clamp_min(torch.finfo(wanted.dtype).tiny)
-    return float((found - wanted)[finite].abs().max() / size)
+    return float((found - wanted)[finite].abs().max()) / max(scale, torch.finfo(wanted.dtype).tiny)

@@ -1,0 +1,67 @@
+"""How far rounding alone moves the outputs of a program: more than that no other runtime can be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from momentprop.exports.program import Program
+
+aten = torch.ops.aten
+
+# sums of products: what their rounding leaves is relative to the terms, not to a sum that is small
+_SUMS = (
+    aten.addmm, aten.baddbmm, aten.bmm, aten.conv1d, aten.conv2d, aten.conv3d, aten.convolution, aten.einsum,
+    aten.linear, aten.matmul, aten.mean, aten.mm, aten.sum,
+)  # fmt: skip
+
+
+class _Rounded(fx.Interpreter):
+    """Results are off by up to one unit in the last place, at random: stochastic arithmetic (Vignes 1993).
+
+    In sums, of the largest. Nothing is computed in views, and whole numbers of whole numbers are exact: they
+    stay as they are.
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def run_node(self, n: fx.Node) -> Any:
+        found = super().run_node(n)
+        if not isinstance(n.target, OpOverload) or any(r.alias_info for r in n.target._schema.returns):
+            return found
+        given = [self.env[node] for node in n.all_input_nodes]
+        if all(map(_is_whole, pytree.tree_leaves((given, found)))):
+            return found
+        is_sum = n.target.overloadpacket in _SUMS
+        return pytree.tree_map_only(Tensor, lambda value: self._nudged(value, is_sum), found)
+
+    def _nudged(self, value: Tensor, is_sum: bool) -> Tensor:
+        if not value.is_floating_point() or not value.numel():
+            return value
+        direction = torch.randint(-1, 2, value.shape, generator=self.generator).to(value)
+        size = value.abs().max() if is_sum else value
+        return torch.addcmul(value, size, direction, value=torch.finfo(value.dtype).eps)
+
+
+def _is_whole(value: Any) -> bool:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return True
+    return bool((value == value.round()).all())
+
+
+def rounded(program: Program) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+    """The program as it might be rounded elsewhere, to see how much that matters."""
+    module = program.exported.module(check_guards=False)
+
+    @torch.no_grad()
+    def run(tensors: Sequence[Tensor]) -> list[Tensor]:
+        return list(_Rounded(module).run(*tensors))
+
+    return run
