@@ -277,6 +277,12 @@ def test_functions_that_are_for_small_numbers(function: Callable[[Tensor], Tenso
     torch.testing.assert_close(torch.as_tensor(found), function(x), rtol=1e-6, atol=0.0)
 
 
+def test_average_over_windows_larger_than_the_input(tmp_path: Path) -> None:
+    pool = nn.Sequential(nn.Dropout(0.3), nn.Conv2d(2, 3, 3), nn.AvgPool2d(20, ceil_mode=True), nn.Flatten())
+    metadata = mp.export_onnx(mp.convert(pool.eval(), torch.randn(2, 2, 6, 6)), tmp_path / "model.onnx")
+    assert max(metadata.options["errors"].values()) < 1e-5
+
+
 def test_sizes_of_one_but_not_the_batch_are_squeezed(tmp_path: Path) -> None:
     class Squeezed(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

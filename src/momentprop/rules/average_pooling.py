@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from momentprop.local import Linear
@@ -26,7 +25,7 @@ def _avg_pool(n: int, op: Any) -> None:
     def local(out: Moments, x: Moments, kernel_size: Sizes, *given: Any) -> Linear:
         stride, padding, ceil_mode, include, override = _avg_pool_arguments(given)
         windows = Windows.of(x.shape[-n:], kernel_size, stride, padding, 1, ceil_mode)
-        divisor = _divisor(op, n, x.mean, kernel_size, stride, padding, ceil_mode, include, override)
+        divisor = _divisor(n, x.mean, kernel_size, stride, padding, ceil_mode, include, override)
         covered = all(k >= size for k, size in zip(windows.kernel, x.shape[-n:], strict=True))
         if covered and not any(per_dimension(padding, n)):  # one window, maybe far larger than the input
             shape = x.shape
@@ -35,7 +34,7 @@ def _avg_pool(n: int, op: Any) -> None:
 
     @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", local=local)
     def propagate(x: Moments, kernel_size: Sizes, *given: Any) -> Moments:
-        divisor = _divisor(op, n, x.mean, kernel_size, *_avg_pool_arguments(given))
+        divisor = _divisor(n, x.mean, kernel_size, *_avg_pool_arguments(given))
 
         def average(values: Tensor) -> Tensor:
             pooled: Tensor = op(values, kernel_size, *given)
@@ -51,7 +50,6 @@ def _avg_pool_arguments(given: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _divisor(
-    op: Any,
     n: int,
     x: Tensor,
     kernel_size: Sizes,
@@ -61,18 +59,21 @@ def _divisor(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> Tensor | int:
-    """What each window's sum is divided by.
-
-    Where windows hang over the border it differs from window to window. It is then read off the operator
-    itself: pooling ones gives (elements inside) / (divisor).
-    """
+    """What each window's sum is divided by: where windows hang over the border, not the same everywhere."""
     if divisor_override is not None:
         return divisor_override
     if not ceil_mode and (count_include_pad or not any(per_dimension(padding, n))):
         return math.prod(per_dimension(kernel_size, n))
-    ones = x.new_ones(1, *x.shape[-n:])
-    inside = _count_inside(ones, n, kernel_size, stride, padding, ceil_mode)
-    return inside / op(ones, kernel_size, stride, padding, ceil_mode, count_include_pad)
+    windows = Windows.of(x.shape[-n:], kernel_size, stride, padding, 1, ceil_mode)
+    divisor = x.new_ones([1] * n)
+    for d in range(n):
+        size, pad, kernel = x.shape[d - n], windows.padding[d], windows.kernel[d]
+        start = torch.arange(windows.counts[d], device=x.device) * windows.stride[d] - pad
+        stop = (start + kernel).clamp_max(size + pad)
+        if not count_include_pad:
+            start, stop = start.clamp_min(0), stop.clamp_max(size)
+        divisor = divisor * (stop - start).to(x.dtype).reshape(-1, *[1] * (n - 1 - d))
+    return divisor
 
 
 def _summed_back(cotangent: Tensor, x: Tensor, windows: Windows) -> Tensor:
@@ -82,20 +83,6 @@ def _summed_back(cotangent: Tensor, x: Tensor, windows: Windows) -> Tensor:
     like = x.new_empty(1, *x.shape[-n:]).expand(rows.shape[1], 1, *x.shape[-n:])
     back = transposed_convolution(rows, like, x.new_ones(1, 1, *windows.kernel), windows.geometry)
     return back.reshape(cotangent.shape[0], *x.shape)
-
-
-def _count_inside(
-    ones: Tensor, n: int, kernel_size: Sizes, stride: Any, padding: Sizes, ceil_mode: bool
-) -> Tensor:
-    """How many elements of each window lie inside the input: sum pooling of ones, [1, spatial dims]."""
-    kernel = per_dimension(kernel_size, n)
-    if n == 3:
-        return F.avg_pool3d(ones, kernel, stride or None, padding, ceil_mode, True, 1)
-    if n == 2:
-        return F.avg_pool2d(ones, kernel, stride or None, padding, ceil_mode, True, 1)
-    steps = (per_dimension(stride, n) or kernel)[0]
-    pad = per_dimension(padding, n)[0]
-    return F.avg_pool2d(ones[:, None], (1, kernel[0]), (1, steps), (0, pad), ceil_mode, True, 1)[:, 0]
 
 
 _avg_pool(1, aten.avg_pool1d.default)
