@@ -35,6 +35,7 @@ ORDER = [
     "rules",
     "logits",
     "structure",
+    "free_batch",
     "flat_export",
     "nodes",
     "stems",

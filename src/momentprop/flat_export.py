@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -12,19 +12,27 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from momentprop.errors import ExportError
+from momentprop.free_batch import with_free_batch
 
 
 def export_flat(module: nn.Module, tensors: Sequence[Tensor], dynamic: Sequence[Any]) -> ExportedProgram:
     """A module whose forward takes `*tensors`; `dynamic`: for each a dictionary of free sizes, or None."""
     try:
-        with quiet(), torch.no_grad():
-            return torch.export.export(module, tuple(tensors), dynamic_shapes=(tuple(dynamic),), strict=False)
+        return _exported(module, tensors, dynamic)
     except ExportError:
         raise
     except Exception as error:
+        if "specialized it to be a constant" in str(error):
+            with suppress(ValueError), quiet():
+                return _exported(with_free_batch(module, tensors, dynamic), tensors, dynamic)
         raise ExportError(
             f"torch.export does not accept the network: {type(error).__name__}: {error}"
         ) from error
+
+
+def _exported(module: nn.Module, tensors: Sequence[Tensor], dynamic: Sequence[Any]) -> ExportedProgram:
+    with quiet(), torch.no_grad():
+        return torch.export.export(module, tuple(tensors), dynamic_shapes=(tuple(dynamic),), strict=False)
 
 
 @contextmanager

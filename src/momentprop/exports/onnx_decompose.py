@@ -39,6 +39,8 @@ class FunctionalProgram(ExportedProgram):
         graph = fx.Graph()
         graph.output(graph.graph_copy(program.graph, {}))
         graph.output_node().meta = dict(program.graph.output_node().meta)
+        for node in graph.find_nodes(op="call_function", target=aten.view.default):
+            node.target = aten.reshape.default  # which takes any strides: decompositions may have others
         return FunctionalProgram._with(program, graph)
 
     @staticmethod
