@@ -6,9 +6,11 @@ import argparse
 import importlib.util
 import json
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_all_start_methods
 from multiprocessing import get_context as new_context
@@ -45,15 +47,24 @@ def add_arguments(parser: argparse.ArgumentParser, limit: float, out: Path) -> N
 def run_all(question: Question, zoo: Mapping[str, Any], args: argparse.Namespace) -> dict[str, Result]:
     """All results in the order of the catalogue; the file is written after every network."""
     results: dict[str, Result] = json.loads(args.out.read_text())["networks"] if args.out.exists() else {}
-    chosen = choose(zoo, args.only)
+    chosen, commit = choose(zoo, args.only), _commit()
     for i, name in enumerate(chosen, 1):
         done = results.get(name, {}).get("status") == question.good
         if done and not (args.only or args.all):
             continue
-        results[name] = run_one(name, question.examine, args.limit)
+        results[name] = run_one(name, question.examine, args.limit) | commit
         print(f"[{i}/{len(chosen)}] {question.line(name, results[name])}", file=sys.stderr, flush=True)
         _write(results, question, args.out)
     return {name: results[name] for name in zoo if name in results}
+
+
+def _commit() -> Result:
+    """Of this code: results in one file may be of several states."""
+    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    with suppress(OSError, subprocess.CalledProcessError):
+        found = subprocess.run(asked, capture_output=True, text=True, check=True)
+        return {"commit": found.stdout.strip()}
+    return {}
 
 
 def choose(zoo: Mapping[str, Any], only: Iterable[str] | None) -> list[str]:

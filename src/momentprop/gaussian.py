@@ -214,11 +214,10 @@ def max_moments(
 def contrasted_max_moments(
     mean_1: Tensor, variance_1: Tensor, mean_2: Tensor, variance_2: Tensor, contrast: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`max_moments` of variables with Var(X1 - X2) = contrast (V1 + V2) / 2."""
+    """`max_moments` of variables with Var(X1 - X2) = contrast (V1 + V2) / 2, but for rounding."""
     total = variance_1 + variance_2
     spread = total * (contrast * 0.5)
-    covariance = 0.5 * (total - spread)
-    return _max_response(mean_1, variance_1, mean_2, variance_2, spread, covariance)[:2]
+    return _max_response(mean_1, variance_1, mean_2, variance_2, spread, total - spread)[:2]
 
 
 def max_response(
@@ -230,9 +229,12 @@ def max_response(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`max_moments`, and P(X1 > X2): the gain of max(X1, X2) on X1; that on X2 is 1 less it."""
     spread = variance_1 + variance_2
-    if covariance is not None:
-        spread = (spread - 2 * covariance).clamp_min(0)
-    return _max_response(mean_1, variance_1, mean_2, variance_2, spread, covariance)
+    if covariance is None:
+        return _max_response(mean_1, variance_1, mean_2, variance_2, spread, None)
+    shared = 2 * covariance
+    spread = (spread - shared).clamp_min(0)
+    mean, variance, wins = _max_response(mean_1, variance_1, mean_2, variance_2, spread, shared)
+    return mean, variance.clamp_min(0), wins
 
 
 def _max_response(
@@ -241,9 +243,9 @@ def _max_response(
     mean_2: Tensor,
     variance_2: Tensor,
     spread: Tensor,
-    covariance: Tensor | None,
+    shared: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """With the variance of X1 - X2, theta^2."""
+    """With the variance of X1 - X2, theta^2, and twice the covariance (None stands for zero)."""
     theta = safe_sqrt(spread)
     first_is_higher = mean_1 >= mean_2
     difference = mean_1 - mean_2
@@ -252,10 +254,8 @@ def _max_response(
     g = left * first
     tail = left * (second + a * first)
     higher = torch.where(first_is_higher, variance_1, variance_2)
-    own = higher if covariance is None else higher - covariance
-    variance = torch.sub(higher, tail * own, alpha=2) + (spread * left) * (second - first * g)
-    if covariance is not None:
-        variance = variance.clamp_min(0)
+    own = 2 * higher if shared is None else 2 * higher - shared
+    variance = higher - tail * own + (spread * left) * (second - first * g)
     mean = torch.where(first_is_higher, mean_1, mean_2) + theta * g
     return mean, variance, torch.where(first_is_higher, 1 - tail, tail)
 

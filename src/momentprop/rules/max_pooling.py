@@ -135,14 +135,18 @@ def _tiled_maxima(
     A maximum has the same contrast with elements still to come as the elements have with one another.
     """
     windows = Windows.of(mean.shape[-len(kernel) :], kernel, kernel, 0, 1, False)
-    if contrast is None:
-        opened = windows.open(mean, variance, fill=(0.0, 0.0))
-        return _folded([tuple(windows.element(opened, p)) for p in windows.positions], windows)
-    means, variances, wide = windows.view(mean), windows.view(variance), windows.view(contrast)
+    means, variances = windows.view(mean), windows.view(variance)
     *others, best = ((windows.element(means, p), windows.element(variances, p)) for p in windows.positions)
+    if contrast is None:
+        for element in reversed(others):
+            best = max_moments(*element, *best)
+        return windows.close(best[0]), windows.close(best[1])
+    # written out: compilers fuse loops over all windows, not with one over samples and channels
+    wide, last = torch.stack([windows.view(contrast).expand_as(best[0]), best[0]])
+    best = last, best[1]
     for element in reversed(others):
         best = contrasted_max_moments(*element, *best, wide)
-    return windows.close(best[0]), windows.close(best[1])
+    return windows.close(best[0]), windows.close(best[1].clamp_min(0))
 
 
 TILED_MAXIMA = composite(
