@@ -314,13 +314,25 @@ def test_files_hold_nothing_twice(tmp_path: Path) -> None:
 
 def test_the_comparison_sees_errors() -> None:
     """Of 2e-5 of the largest value, of shape, and numbers lost; what overflows in PyTorch is not compared."""
-    wanted = torch.tensor([1.0, -4.0, float("inf")])
-    assert verification._error(wanted.clone(), wanted, wanted) == 0
-    off = verification._error(wanted + torch.tensor([8e-5, 0, 0]), wanted, wanted)
-    assert off == pytest.approx(2e-5, rel=1e-2)
-    assert verification._error(torch.tensor([1.0, float("nan"), 0.0]), wanted, wanted) == float("inf")
-    assert verification._error(wanted[:2], wanted, wanted) == float("inf")
-    assert verification._error(torch.tensor([1, 2]), torch.tensor([1, 3]), torch.tensor([1, 3])) == 1
+    wanted = {"x": torch.tensor([1.0, -4.0, float("inf")])}
+
+    def error(*values: float) -> float:
+        return verification._errors({"x": torch.tensor(values)}, wanted)["x"]
+
+    assert error(1.0, -4.0, 0.0) == 0
+    assert error(1 + 8e-5, -4.0, float("inf")) == pytest.approx(2e-5, rel=1e-2)
+    assert error(1.0, float("nan"), 0.0) == float("inf")
+    assert error(1.0, -4.0) == float("inf")
+    assert verification._errors({"n": torch.tensor([1, 2])}, {"n": torch.tensor([1, 3])}) == {"n": 1.0}
+
+
+def test_scales_of_errors() -> None:
+    """A standard deviation counts down to 1e-5 of its mean; mutual information beside the entropy."""
+    wanted = {"mean": torch.tensor([-10.0]), "variance": torch.tensor([1e-20]), "covariance": torch.eye(1)}
+    assert verification._scale("variance", wanted) == pytest.approx(1e-3)
+    assert verification._scale("covariance", wanted) == 1.0
+    wanted = {"entropy": torch.tensor([2.0]), "mutual_information": torch.tensor([1e-7])}
+    assert verification._scale("mutual_information", wanted) == 2.0
 
 
 def test_small_files_without_paths(tmp_path: Path) -> None:

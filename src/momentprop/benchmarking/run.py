@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch._functorch import config as functorch
 
 from momentprop.benchmarking.memory import peaks
 from momentprop.benchmarking.methods import PLAIN, Method
@@ -79,7 +80,8 @@ def run(build: Callable[[], Subject], plan: Plan, progress: Progress, result: Re
     with tempfile.TemporaryDirectory(prefix="momentprop-bench-") as folder:
         for threads in plan.threads:
             setting = Setting(threads, Path(folder), plan.backend)
-            with torch_threads(threads):
+            # this cache knows our operators by name alone: it would give what they were when it was filled
+            with torch_threads(threads), functorch.patch(enable_autograd_cache=False):
                 for runtime in plan.runtimes:
                     _measure(subject, plan, runtime, setting, progress, result)
         if plan.memory:
