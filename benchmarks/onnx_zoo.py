@@ -7,7 +7,7 @@ error, the seconds, and at which inputs errors are above 1e-5 by rounding, and g
 cause. Results are kept in the JSON file, and a network is run again only if it is named or failed; `--all`
 runs everything again.
 
-    python benchmarks/onnx_zoo.py [--only NAME ...] [--fidelity auto] [--limit 600] [--all] [--out zoo.json]
+    python benchmarks/onnx_zoo.py [--only NAME ...] [--fidelity auto] [--limit 600] [--all] [--workers 2]
 """
 
 from __future__ import annotations

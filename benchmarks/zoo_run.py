@@ -9,11 +9,12 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_all_start_methods
 from multiprocessing import get_context as new_context
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class Question:
 def add_arguments(parser: argparse.ArgumentParser, limit: float, out: Path) -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="networks whose names contain one of these")
     parser.add_argument("--limit", type=float, default=limit, help=f"seconds per network (default {limit:g})")
+    parser.add_argument("--workers", type=int, default=1, help="networks at a time (default 1)")
     parser.add_argument("--fidelity", default="auto", help="tier (default auto)")
     parser.add_argument("--all", action="store_true", help="run again what is in the file already")
     parser.add_argument("--out", type=Path, default=out)
@@ -48,12 +50,12 @@ def run_all(question: Question, zoo: Mapping[str, Any], args: argparse.Namespace
     """All results in the order of the catalogue; the file is written after every network."""
     results: dict[str, Result] = json.loads(args.out.read_text())["networks"] if args.out.exists() else {}
     chosen, commit = choose(zoo, args.only), _commit()
-    for i, name in enumerate(chosen, 1):
-        done = results.get(name, {}).get("status") == question.good
-        if done and not (args.only or args.all):
-            continue
-        results[name] = run_one(name, question.examine, args.limit) | commit
-        print(f"[{i}/{len(chosen)}] {question.line(name, results[name])}", file=sys.stderr, flush=True)
+    again = args.only or args.all
+    named = [name for name in chosen if again or results.get(name, {}).get("status") != question.good]
+    for name, result in run_each(named, question.examine, args.limit, args.workers):
+        results[name] = result | commit
+        place = f"[{chosen.index(name) + 1}/{len(chosen)}]"
+        print(f"{place} {question.line(name, results[name])}", file=sys.stderr, flush=True)
         _write(results, question, args.out)
     return {name: results[name] for name in zoo if name in results}
 
@@ -80,28 +82,62 @@ def choose(zoo: Mapping[str, Any], only: Iterable[str] | None) -> list[str]:
     return [name for name in named if zoo[name].needs not in missing]
 
 
-def run_one(name: str, examine: Callable[[str], Result], limit: float) -> Result:
-    """One network in a process of its own: a crash or a hang loses nothing else."""
-    # a fork has everything imported already, as it was when the run began
-    context: Any = new_context("fork" if "fork" in get_all_start_methods() else "spawn")
-    receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(send, examine, name))
-    start = time.perf_counter()
-    process.start()
+def run_each(
+    names: Sequence[str], examine: Callable[[str], Result], limit: float, workers: int = 1
+) -> Iterator[tuple[str, Result]]:
+    """Every network in a process of its own, so many at a time: a crash or a hang loses nothing else."""
+    waiting, running = list(reversed(names)), dict[Any, _Running]()
     try:
-        send.close()
-        if not receive.poll(limit):
-            return {"status": "time limit", "cause": f"more than {limit:.0f} s"}
-        found: Result = receive.recv()
-        return found | {"seconds": round(time.perf_counter() - start, 1)}
-    except EOFError:
-        process.join()
-        return {"status": "crash", "cause": f"exit code {process.exitcode}"}
+        while waiting or running:
+            while waiting and len(running) < workers:
+                started = _Running(waiting.pop(), examine, limit)
+                running[started.receive] = started
+            left = min(one.deadline for one in running.values()) - time.perf_counter()
+            wait(list(running), max(left, 0.0))
+            for receive, one in list(running.items()):
+                if (result := one.result()) is not None:
+                    one.stop()
+                    del running[receive]
+                    yield one.name, result
     finally:  # after Ctrl-C too
-        process.kill()
-        process.join()
-        process.close()
-        receive.close()
+        for one in running.values():
+            one.stop()
+
+
+class _Running:
+    """The process that examines one network."""
+
+    def __init__(self, name: str, examine: Callable[[str], Result], limit: float) -> None:
+        # a fork has everything imported already, as it was when the run began
+        context: Any = new_context("fork" if "fork" in get_all_start_methods() else "spawn")
+        self.receive, send = context.Pipe(duplex=False)
+        self.name, self.limit, self.start = name, limit, time.perf_counter()
+        self.process = context.Process(target=_work, args=(send, examine, name))
+        self.process.start()
+        send.close()
+
+    @property
+    def deadline(self) -> float:
+        return self.start + self.limit
+
+    def result(self) -> Result | None:
+        """None while it runs."""
+        try:
+            if self.receive.poll():
+                found: Result = self.receive.recv()
+                return found | {"seconds": round(time.perf_counter() - self.start, 1)}
+        except EOFError:
+            self.process.join()
+            return {"status": "crash", "cause": f"exit code {self.process.exitcode}"}
+        if time.perf_counter() < self.deadline:
+            return None
+        return {"status": "time limit", "cause": f"more than {self.limit:.0f} s"}
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.process.close()
+        self.receive.close()
 
 
 def _work(send: Any, examine: Callable[[str], Result], name: str) -> None:

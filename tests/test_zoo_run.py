@@ -36,20 +36,22 @@ def examine(name: str) -> dict[str, Any]:
     return {"status": "fine", "name": name, "secret": "/home"}
 
 
-def test_a_hang_or_a_crash_is_a_result_and_leaves_no_process(zoo_run: ModuleType) -> None:
-    assert zoo_run.run_one("good", examine, 30)["name"] == "good"
-    assert zoo_run.run_one("hangs", examine, 0.2) == {"status": "time limit", "cause": "more than 0 s"}
-    assert zoo_run.run_one("crashes", examine, 30) == {"status": "crash", "cause": "exit code 3"}
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_hang_or_a_crash_is_a_result_and_leaves_no_process(zoo_run: ModuleType, workers: int) -> None:
+    found = dict(zoo_run.run_each(["hangs", "good", "crashes"], examine, 2, workers))
+    assert found["good"]["name"] == "good"
+    assert found["hangs"] == {"status": "time limit", "cause": "more than 2 s"}
+    assert found["crashes"] == {"status": "crash", "cause": "exit code 3"}
     assert not multiprocessing.active_children()
 
 
 def test_an_interruption_leaves_no_process(zoo_run: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(self: object, timeout: float) -> bool:
+    def interrupted(connections: object, timeout: float) -> list[object]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(multiprocessing.connection.Connection, "poll", interrupted)
+    monkeypatch.setattr(zoo_run, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        zoo_run.run_one("hangs", examine, 30)
+        list(zoo_run.run_each(["hangs", "hangs"], examine, 30, 2))
     assert not multiprocessing.active_children()
 
 

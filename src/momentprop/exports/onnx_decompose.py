@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from momentprop.decompose import inline, traced
+from momentprop.exports.onnx_types import promoted
 
 aten = torch.ops.aten
 
@@ -71,7 +73,9 @@ class FunctionalProgram(ExportedProgram):
         graph = _decomposed(self.graph, table)
         if graph is None:
             return super().run_decompositions(decomp_table, **options)
-        return FunctionalProgram._with(self, graph)
+        program = FunctionalProgram._with(self, graph)
+        program._graph_module = promoted(program.graph_module)
+        return program
 
 
 def _decomposed(graph: fx.Graph, table: Mapping[Any, Callable[..., Any]]) -> fx.Graph | None:
@@ -82,6 +86,9 @@ def _decomposed(graph: fx.Graph, table: Mapping[Any, Callable[..., Any]]) -> fx.
         if node.op != "call_function" or not isinstance(node.target, OpOverload):
             if node.op == "get_attr" or (node.op == "call_function" and _is_higher_order(node.target)):
                 return None
+            continue
+        if not node.target._schema.returns:  # assertions
+            copy.erase_node(node)
             continue
         if node.target is aten.detach_.default:  # which changes no value
             node.replace_all_uses_with(node.args[0])
@@ -98,12 +105,32 @@ def _decomposed(graph: fx.Graph, table: Mapping[Any, Callable[..., Any]]) -> fx.
         if function is None:
             continue
         expansion = traced(node, function, table)
+        if expansion is not None and not _is_functional(expansion):
+            expansion = _functionalized(node, function, table)
         if expansion is None or not _is_functional(expansion):
             return None
         inline(copy, node, expansion)
     _share_sizes(copy)
     copy.eliminate_dead_code()
     return copy
+
+
+def _functionalized(
+    node: fx.Node, function: Callable[..., Any], table: Mapping[Any, Callable[..., Any]]
+) -> fx.Graph | None:
+    """What `traced` gives, with results in place of what is written in place.
+
+    Traced twice: functionalization does not see into a composite operator, but it does into its trace.
+    """
+    inner = traced(node, function)
+    if inner is None:
+        return None
+    pure = torch.func.functionalize(fx.GraphModule({}, inner))
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return pure(*[v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, (Tensor, torch.SymInt))])
+
+    return traced(node, run, table)
 
 
 def _share_sizes(graph: fx.Graph) -> None:
