@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from momentprop.errors import MomentpropError
 from momentprop.flat_export import export_flat, quiet
 from momentprop.moments import as_moments, is_moments, plain
+from momentprop.rectified import join_rectified_maxima
 from momentprop.structure import Signature, rebuild_output
 
 _COMPUTED = (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)  # not constants: they follow from inputs
@@ -140,6 +141,7 @@ def freeze(
 def folded(module: fx.GraphModule) -> fx.GraphModule:
     """The module with operators on constants replaced by their results; a function of flat tensors."""
     graph = module.graph
+    join_rectified_maxima(graph)
     graph.set_codegen(fx.graph.CodeGen())
     known: dict[fx.Node, Any] = {}
     kept: dict[str, Any] = {}

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from momentprop.operators import DROPPED_VARIANCE, MAX_MOMENTS, RELU_MOMENTS
-from momentprop.rules.max_pooling import TILED_MAXIMA
+from momentprop.rules.max_pooling import RECTIFIED_MAXIMA, TILED_MAXIMA
 
 _TINY = 2 * torch.finfo(torch.float32).tiny ** 0.8  # of S^2: the floor of `gaussian.safe_sqrt`
 _LOG_C = -math.log(2 * math.sqrt(math.pi))
@@ -69,8 +69,7 @@ def short_translations() -> Translations:
 
     op: Any = opset18
 
-    rectified: dict[Any, tuple[Any, Any]] = {}  # what the moments of ReLU were computed from
-    squares: dict[Any, Callable[[], Any]] = {}  # and their second moment
+    squares: dict[Any, Callable[[], Any]] = {}  # second moments behind ReLU
     unclipped: dict[Any, Any] = {}  # variances before rounding below zero was taken off
 
     def positive_part(d: Any, square: Any) -> tuple[Any, Any]:
@@ -91,7 +90,6 @@ def short_translations() -> Translations:
         probability, r = positive_part(mean, op.Add(own, own))
         inside = op.Mul(own, probability)
         out = r, clipped(op.Add(inside, op.Mul(r, op.Sub(mean, r))))
-        rectified[out] = mean, variance
         squares[out] = lambda: op.Add(inside, op.Mul(r, mean))
         return out
 
@@ -129,20 +127,22 @@ def short_translations() -> Translations:
         return [op.Slice(x, list(start), ends, axes, list(kernel)) for start in product(*map(range, kernel))]
 
     def tiled_maxima(mean: Any, variance: Any, contrast: Any, kernel: Sequence[int]) -> tuple[Any, Any]:
-        n = math.prod(kernel)
-        if (mean, variance) in rectified:  # ReLU behind the slices: their input is a convolution, as a rule
-            inputs = [op.Concat(*elements(v, kernel), axis=0) for v in rectified[mean, variance]]
-            means, variances = (list(op.Split(v, axis=0, num_outputs=n)) for v in relu_moments(*inputs))
-        else:
-            means, variances = elements(mean, kernel), elements(variance, kernel)
-        *others, best = zip(means, variances, strict=True)
+        *others, best = zip(elements(mean, kernel), elements(variance, kernel), strict=True)
         for one in reversed(others):
             best = maximum(one, best, contrast)
+        return best[0], clipped(best[1])
+
+    def rectified_maxima(mean: Any, variance: Any, kernel: Sequence[int]) -> tuple[Any, Any]:
+        *others, last = zip(elements(mean, kernel), elements(variance, kernel), strict=True)
+        best = relu_moments(*last)
+        for one in reversed(others):
+            best = maximum(relu_moments(*one), best)
         return best[0], clipped(best[1])
 
     return {
         RELU_MOMENTS: relu_moments,
         MAX_MOMENTS: max_moments,
         TILED_MAXIMA: tiled_maxima,
+        RECTIFIED_MAXIMA: rectified_maxima,
         DROPPED_VARIANCE: dropped_variance,
     }

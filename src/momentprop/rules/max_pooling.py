@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -15,7 +15,7 @@ from momentprop.gaussian import contrasted_max_moments, max_response
 from momentprop.local import Linear
 from momentprop.moments import Moments
 from momentprop.neighbours import contrast_of, neighbours_of
-from momentprop.operators import composite, max_moments
+from momentprop.operators import composite, max_moments, relu_moments
 from momentprop.registry import rule
 from momentprop.rules.convolution import transposed_convolution
 from momentprop.rules.windows import Position, Sizes, Windows
@@ -134,24 +134,48 @@ def _tiled_maxima(
 
     A maximum has the same contrast with elements still to come as the elements have with one another.
     """
-    windows = Windows.of(mean.shape[-len(kernel) :], kernel, kernel, 0, 1, False)
-    means, variances = windows.view(mean), windows.view(variance)
-    *others, best = ((windows.element(means, p), windows.element(variances, p)) for p in windows.positions)
+    windows, elements = _tiles(mean, variance, kernel)
+    best = next(elements)
     if contrast is None:
-        for element in reversed(others):
+        for element in elements:
             best = max_moments(*element, *best)
         return windows.close(best[0]), windows.close(best[1])
     # written out: compilers fuse loops over all windows, not with one over samples and channels
     wide, last = torch.stack([windows.view(contrast).expand_as(best[0]), best[0]])
     best = last, best[1]
-    for element in reversed(others):
+    for element in elements:
         best = contrasted_max_moments(*element, *best, wide)
     return windows.close(best[0]), windows.close(best[1].clamp_min(0))
+
+
+def _rectified_maxima(mean: Tensor, variance: Tensor, kernel: list[int]) -> tuple[Tensor, Tensor]:
+    """`_tiled_maxima` of independent elements behind ReLU, which is taken of one element at a time.
+
+    So nothing as large as the input is written: compilers make one loop over windows of it.
+    """
+    windows, elements = _tiles(mean, variance, kernel)
+    best = relu_moments(*next(elements))
+    for element in elements:
+        best = max_moments(*relu_moments(*element), *best)
+    return windows.close(best[0]), windows.close(best[1])
+
+
+def _tiles(
+    mean: Tensor, variance: Tensor, kernel: list[int]
+) -> tuple[Windows, Iterator[tuple[Tensor, Tensor]]]:
+    """Windows that tile the input, and their elements, read in place, from the last to the first."""
+    windows = Windows.of(mean.shape[-len(kernel) :], kernel, kernel, 0, 1, False)
+    means, variances = windows.view(mean), windows.view(variance)
+    places = reversed(windows.positions)
+    return windows, ((windows.element(means, p), windows.element(variances, p)) for p in places)
 
 
 TILED_MAXIMA = composite(
     "tiled_maxima(Tensor mean, Tensor variance, Tensor? contrast, int[] kernel) -> (Tensor, Tensor)",
     _tiled_maxima,
+)
+RECTIFIED_MAXIMA = composite(
+    "rectified_maxima(Tensor mean, Tensor variance, int[] kernel) -> (Tensor, Tensor)", _rectified_maxima
 )
 
 
