@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from momentprop import gaussian, operators
+from momentprop.rules.max_pooling import RECTIFIED_MAXIMA, TILED_MAXIMA
 
 OPERATORS: dict[str, tuple[Callable[..., object], Callable[..., object], int]] = {
     "relu_moments": (operators.relu_moments, gaussian.relu_moments, 2),
@@ -43,3 +44,36 @@ def test_vmap_maps_what_it_is_made_of(name: str) -> None:
     assert {str(target).split(".")[0] for target in called} <= {"aten", "<built-in function getitem>"}
     assert len(called) < 100  # a loop would take five times as many
     torch.testing.assert_close(torch.vmap(operator)(*values(count)), operator(*values(count)))
+
+
+POOLED = {
+    "tiled maxima": lambda mean, variance: TILED_MAXIMA(mean, variance, None, [2, 2]),
+    "contrasted maxima": lambda mean, variance: TILED_MAXIMA(
+        mean, variance, mean.mean((2, 3), keepdim=True).abs(), [2, 2]
+    ),
+    "rectified maxima": lambda mean, variance: RECTIFIED_MAXIMA(mean, variance, [2, 2]),
+    "relu": operators.relu_moments,
+}
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_blocks_of_a_batch_give_what_the_whole_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    mean, variance = torch.randn(7, 3, 4, 5), torch.rand(7, 3, 4, 5)
+    whole = POOLED[name](mean, variance)
+    monkeypatch.setattr(operators, "_BLOCK", 2 * mean[0].numel())
+    seen: list[int] = []
+    root = torch.Tensor.clamp_min
+    monkeypatch.setattr(torch.Tensor, "clamp_min", lambda x, low: (seen.append(1), root(x, low))[1])
+    blocks = POOLED[name](mean, variance)
+    assert len(seen) >= 4  # blocks
+    torch.testing.assert_close(blocks, whole, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_derivatives_and_traces_see_no_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mean, variance = torch.randn(7, 3, 4, 5, dtype=torch.float64), torch.rand(7, 3, 4, 5, dtype=torch.float64)
+    nodes = len(make_fx(POOLED[name])(mean, variance).graph.nodes)
+    monkeypatch.setattr(operators, "_BLOCK", 2 * mean[0].numel())
+    assert len(make_fx(POOLED[name])(mean, variance).graph.nodes) == nodes
+    assert torch.autograd.gradcheck(POOLED[name], (mean[:3].requires_grad_(), variance[:3].requires_grad_()))

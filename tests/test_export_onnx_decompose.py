@@ -87,3 +87,19 @@ def test_pooling_to_one_place_is_an_average() -> None:
     assert "aten.mean.dim" in operators(after)
     x = torch.randn(5, 4)
     torch.testing.assert_close(after.module()(x), Pooled()(x))
+
+
+def test_expansions_that_write_in_place_are_functionalized() -> None:
+    """torch's RMS norm adds epsilon in place."""
+
+    class Normalized(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.rms_norm(x, (4,), eps=1e-3)
+
+    op = aten.rms_norm.default
+    after = FunctionalProgram.of(exported(Normalized())).run_decompositions({op: op.decompose})
+    assert isinstance(after, FunctionalProgram)
+    assert "aten.rsqrt.default" in operators(after)
+    assert not any("_." in name for name in operators(after))
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(after.module()(x), Normalized()(x))

@@ -13,6 +13,8 @@ from torch._dynamo.testing import CompileCounter
 
 import momentprop as mp
 from momentprop.errors import MomentpropError
+from momentprop.operators import RELU_MOMENTS
+from momentprop.rules.max_pooling import RECTIFIED_MAXIMA, TILED_MAXIMA
 from small import cnn, mlp
 
 TIERS = pytest.mark.parametrize("tier", ["paper", "fast", "accurate"])
@@ -234,3 +236,36 @@ def test_memory_does_not_grow(tier):
     more_tensors, more_peak = calls(500)
     assert more_tensors <= tensors
     assert more_peak - peak < 2048  # KiB
+
+
+def operators_of(frozen: nn.Module) -> list[object]:
+    return [node.target for node in frozen.program.graph.nodes if node.op == "call_function"]
+
+
+def test_relu_and_max_pooling_are_one_operator_of_the_papers_tier():
+    """What ReLU gives is then not written out; the numbers are the same."""
+    model = nn.Sequential(nn.Dropout(0.3), nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2)).eval()
+    x = torch.randn(5, 3, 9, 9)
+    bnn = mp.convert(model, x, "paper")
+    frozen = bnn.freeze()
+    assert RECTIFIED_MAXIMA in operators_of(frozen)
+    assert RELU_MOMENTS not in operators_of(frozen)
+    assert_same(frozen(x), bnn(x))
+
+
+def test_relu_that_others_read_too_stays():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            y = nn.functional.dropout(self.conv(x), 0.3, training=True).relu()
+            return nn.functional.max_pool2d(y, 2), y.mean((2, 3))
+
+    x = torch.randn(5, 3, 9, 9)
+    bnn = mp.convert(Both().eval(), x, "paper")
+    frozen = bnn.freeze()
+    assert TILED_MAXIMA in operators_of(frozen)
+    for found, expected in zip(frozen(x), bnn(x), strict=True):
+        assert_same(found, expected)
