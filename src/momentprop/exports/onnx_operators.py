@@ -133,10 +133,14 @@ def short_translations() -> Translations:
         return best[0], clipped(best[1])
 
     def rectified_maxima(mean: Any, variance: Any, kernel: Sequence[int]) -> tuple[Any, Any]:
+        def rectified(one: tuple[Any, Any]) -> tuple[Any, Any]:
+            mean, variance = relu_moments(*one)
+            return mean, unclipped[variance]  # the maximum's is clipped
+
         *others, last = zip(elements(mean, kernel), elements(variance, kernel), strict=True)
-        best = relu_moments(*last)
+        best = rectified(last)
         for one in reversed(others):
-            best = maximum(relu_moments(*one), best)
+            best = maximum(rectified(one), best)
         return best[0], clipped(best[1])
 
     return {

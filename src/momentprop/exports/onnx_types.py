@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import traceback
 from torch.utils import _pytree as pytree
@@ -40,7 +41,7 @@ def promoted(module: fx.GraphModule) -> fx.GraphModule:
         return module
     interpreter = _TypePromotionInterpreter(module, table)
     interpreter.env = values
-    with mode, torch._dispatch.python.enable_python_dispatcher(), traceback.preserve_node_meta():
+    with mode, enable_python_dispatcher(), traceback.preserve_node_meta():
         for node in nodes:
             if _is_mixed(node, values, table):
                 values[node] = interpreter.run_node(node)
