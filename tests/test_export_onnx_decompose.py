@@ -103,3 +103,16 @@ def test_expansions_that_write_in_place_are_functionalized() -> None:
     assert not any("_." in name for name in operators(after))
     x = torch.randn(5, 4)
     torch.testing.assert_close(after.module()(x), Normalized()(x))
+
+
+def test_a_batch_of_one_is_not_squeezed_where_torch_decomposes_either() -> None:
+    class Squeezed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x[:, :1].square()
+            y[:, 0] += 1.0
+            return y.squeeze().unsqueeze(1)
+
+    after = FunctionalProgram.of(exported(Squeezed())).run_decompositions(TABLE)
+    assert not isinstance(after, FunctionalProgram)
+    assert "aten.squeeze.default" not in operators(after)
+    assert after.module()(torch.randn(1, 4)).shape == (1, 1)

@@ -1,6 +1,10 @@
 import pytest
 import torch
 from properties import LinearRule, X, setting
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from momentprop.rules.average_pooling import _summed_back
+from momentprop.rules.windows import Windows
 
 aten = torch.ops.aten
 
@@ -42,3 +46,17 @@ SETTINGS = [
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 class TestAveragePooling(LinearRule):
     pass
+
+
+def test_samples_of_a_vmap_share_the_kernel_of_sums() -> None:
+    """Otherwise there is one group of the convolution for every sample, of which ONNX has a fixed number."""
+    windows = Windows.of((6,), [2], [2], 0, 1, False)
+
+    def back(cotangent: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return _summed_back(cotangent, x, windows)
+
+    cotangent, x = torch.randn(5, 2, 3, 3), torch.randn(5, 3, 6)
+    graph = make_fx(torch.vmap(back))(cotangent, x).graph
+    [convolution] = graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    assert convolution.args[-1] == 1  # groups
+    torch.testing.assert_close(torch.vmap(back)(cotangent, x)[1], back(cotangent[1], x[1]))

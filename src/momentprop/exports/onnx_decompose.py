@@ -43,6 +43,10 @@ class FunctionalProgram(ExportedProgram):
         graph.output_node().meta = dict(program.graph.output_node().meta)
         for node in graph.find_nodes(op="call_function", target=aten.view.default):
             node.target = aten.reshape.default  # which takes any strides: decompositions may have others
+        for node in graph.find_nodes(op="call_function", target=aten.squeeze.default):
+            sizes = node.args[0].meta["val"].shape  # those that are one, not a batch that may be
+            dims = [d for d, size in enumerate(sizes) if isinstance(size, int) and size == 1]
+            node.target, node.args = aten.squeeze.dims, (node.args[0], dims)
         return FunctionalProgram._with(program, graph)
 
     @staticmethod
@@ -96,11 +100,6 @@ def _decomposed(graph: fx.Graph, table: Mapping[Any, Callable[..., Any]]) -> fx.
             continue
         if node.target._schema.is_mutable:
             return None
-        if node.target is aten.squeeze.default:  # of sizes that are one, not of a batch that may be
-            sizes = node.args[0].meta["val"].shape
-            dims = [d for d, size in enumerate(sizes) if isinstance(size, int) and size == 1]
-            node.target, node.args = aten.squeeze.dims, (node.args[0], dims)
-            continue
         function = _decomposition(node.target, table)
         if function is None:
             continue

@@ -81,7 +81,10 @@ def _summed_back(cotangent: Tensor, x: Tensor, windows: Windows) -> Tensor:
     n = len(windows.kernel)
     rows = cotangent.reshape(1, -1, 1, *cotangent.shape[-n:])
     like = x.new_empty(1, *x.shape[-n:]).expand(rows.shape[1], 1, *x.shape[-n:])
-    back = transposed_convolution(rows, like, x.new_ones(1, 1, *windows.kernel), windows.geometry)
+    kernel = torch.ones(
+        1, 1, *windows.kernel, dtype=x.dtype, device=x.device
+    )  # the same for all of torch.vmap
+    back = transposed_convolution(rows, like, kernel, windows.geometry)
     return back.reshape(cotangent.shape[0], *x.shape)
 
 
