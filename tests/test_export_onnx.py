@@ -15,6 +15,7 @@ from momentprop.exports import verification
 from momentprop.exports.heads import head_of
 from momentprop.exports.onnx_runtime import silent_exporter
 from momentprop.exports.program import program_of
+from momentprop.exports.rounding import rounded
 from momentprop.flat_export import quiet
 from momentprop.jump import _patterns
 from small import mlp
@@ -251,6 +252,22 @@ def test_errors_count_unless_rounding_explains_them(factor: float, agrees: bool)
         with pytest.raises(mp.DisagreementError, match=kept) as raised:
             verification.verify(run_it, bnn, program)
         assert lost not in str(raised.value)
+
+
+def test_rounding_is_told_beside_infinities() -> None:
+    """A mask of minus infinity must not turn the largest term of a sum, and so all rounding, into NaN."""
+
+    class Masked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.dropout(x, 0.5, True) @ torch.ones(4, 4)
+            return y.masked_fill(torch.arange(4) == 1, float("-inf"))
+
+    bnn = mp.convert(Masked(), X, "paper")
+    program = program_of(bnn, head_of("moments", {}, None))
+    exact, moved = program.flat(X)[0], rounded(program)([X])[0]
+    assert not moved.isnan().any()
+    assert torch.equal(exact.isinf(), moved.isinf())
+    assert not torch.equal(exact, moved)
 
 
 def test_the_tail_of_log_sigmoid(tmp_path: Path) -> None:

@@ -20,12 +20,14 @@ _SUMS = (
     aten.linear, aten.matmul, aten.mean, aten.mm, aten.sum,
 )  # fmt: skip
 
+_BOUNDED = (aten.cos, aten.erf, aten.sigmoid, aten.sin, aten.softmax, aten._softmax, aten.tanh)
+
 
 class _Rounded(fx.Interpreter):
     """Results are off by up to one unit in the last place, at random: stochastic arithmetic (Vignes 1993).
 
     In sums, of the largest. Nothing is computed in views, and whole numbers of whole numbers are exact: they
-    stay as they are.
+    stay as they are. No probability grows beyond 1.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
@@ -39,14 +41,20 @@ class _Rounded(fx.Interpreter):
         given = [self.env[node] for node in n.all_input_nodes]
         if all(map(_is_whole, pytree.tree_leaves((given, found)))):
             return found
-        is_sum = n.target.overloadpacket in _SUMS
-        return pytree.tree_map_only(Tensor, lambda value: self._nudged(value, is_sum), found)
+        is_sum, is_bounded = n.target.overloadpacket in _SUMS, n.target.overloadpacket in _BOUNDED
+
+        def nudged(value: Tensor) -> Tensor:
+            moved = self._nudged(value, is_sum)
+            return moved.clamp(-1, 1) if is_bounded else moved
+
+        return pytree.tree_map_only(Tensor, nudged, found)
 
     def _nudged(self, value: Tensor, is_sum: bool) -> Tensor:
         if not value.is_floating_point() or not value.numel():
             return value
         direction = torch.randint(-1, 2, value.shape, generator=self.generator).to(value)
-        size = value.abs().max() if is_sum else value
+        finite = value.nan_to_num(0.0, 0.0, 0.0)  # what overflowed is not rounded
+        size = finite.abs().max() if is_sum else finite
         return torch.addcmul(value, size, direction, value=torch.finfo(value.dtype).eps)
 
 
