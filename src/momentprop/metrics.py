@@ -172,8 +172,8 @@ def rmse(
 ) -> Estimate:
     """Root of the mean squared error, with the bootstrap's interval.
 
-    >>> rmse(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0])).value ** 2
-    2.0000000000000004
+    >>> rmse(torch.tensor([3.0, 2.0]), torch.tensor([1.0, 4.0])).value
+    2.0
     """
     prediction, y = numbers(prediction=prediction, y=y)
     squared = (prediction - y).square()
