@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-settings.register_profile("ci", derandomize=True, deadline=None, database=None)
+settings.register_profile("ci", max_examples=50, derandomize=True, deadline=None, database=None)
 settings.register_profile("long", max_examples=2000, deadline=None)  # --hypothesis-profile=long
 settings.load_profile("ci")
 
