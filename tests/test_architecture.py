@@ -15,6 +15,7 @@ ORDER = [
     "version",
     "errors",
     "threads",
+    "inductor",
     "checks",
     "insertion",
     "records",

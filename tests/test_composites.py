@@ -63,8 +63,8 @@ def test_blocks_of_a_batch_give_what_the_whole_gives(name: str, monkeypatch: pyt
     whole = POOLED[name](mean, variance)
     monkeypatch.setattr(operators, "_BLOCK", 2 * mean[0].numel())
     seen: list[int] = []
-    root = torch.Tensor.clamp_min
-    monkeypatch.setattr(torch.Tensor, "clamp_min", lambda x, low: (seen.append(1), root(x, low))[1])
+    root = torch.Tensor.sqrt
+    monkeypatch.setattr(torch.Tensor, "sqrt", lambda x: (seen.append(1), root(x))[1])
     blocks = POOLED[name](mean, variance)
     assert len(seen) >= 4  # blocks
     torch.testing.assert_close(blocks, whole, rtol=1e-6, atol=1e-7)

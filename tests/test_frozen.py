@@ -13,6 +13,7 @@ from torch._dynamo.testing import CompileCounter
 
 import momentprop as mp
 from momentprop.errors import MomentpropError
+from momentprop.inductor import OPTIONS
 from momentprop.operators import RELU_MOMENTS
 from momentprop.rules.max_pooling import RECTIFIED_MAXIMA, TILED_MAXIMA
 from small import cnn, mlp
@@ -205,6 +206,26 @@ def test_compile_in_place(tier):
     expected = bnn(x)
     bnn.compile(backend="aot_eager", fullgraph=True)
     assert_same(bnn(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"options": OPTIONS}),
+        ({"options": {"cpp.threads": 1}}, {"options": {**OPTIONS, "cpp.threads": 1}}),
+        ({"options": dict.fromkeys(OPTIONS, "off")}, {"options": dict.fromkeys(OPTIONS, "off")}),
+        ({"mode": "reduce-overhead"}, {"mode": "reduce-overhead"}),
+        ({"backend": "eager", "fullgraph": True}, {"backend": "eager", "fullgraph": True}),
+    ],
+)
+def test_options_of_the_compiler(monkeypatch, given, expected):
+    """Ours where the user names none, and only for the compiler that knows them."""
+    bnn = mp.convert(mlp().eval(), torch.zeros(1, 4))
+    calls = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: calls.append(options))
+    bnn.compile(**given)
+    bnn.freeze().compile(**given)
+    assert calls == [expected] * 2
 
 
 @TIERS

@@ -25,6 +25,7 @@ from momentprop.errors import (
     NoDropoutError,
 )
 from momentprop.frozen import FrozenNetwork, freeze
+from momentprop.inductor import Compiled
 from momentprop.moments import as_moments, is_moments, plain
 from momentprop.patterns import recognise
 from momentprop.per_sample import two_sweeps
@@ -145,7 +146,7 @@ def _random_inputs(traced: Trace, uncertain: Sequence[bool]) -> list[Any]:
     return [node for node, is_random in zip(traced.input_nodes, uncertain, strict=True) if is_random]
 
 
-class BayesianNetwork(nn.Module):
+class BayesianNetwork(Compiled):
     """A converted network: call it like the model, get `Moments` in place of every tensor.
 
     Its parameters and buffers *are* the model's, under the same names: training the model, or loading

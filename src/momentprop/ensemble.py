@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from momentprop.convert import BayesianNetwork
+from momentprop.inductor import Compiled
 from momentprop.moments import Moments, as_moments, is_moments, plain
 from momentprop.montecarlo import monte_carlo
 from momentprop.structure import rebuild_output
 
 
-class Ensemble(nn.Module):
+class Ensemble(Compiled):
     """Networks of any kind, converted or plain, called together.
 
     Args:

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from momentprop.errors import MomentpropError
 from momentprop.flat_export import export_flat, quiet
+from momentprop.inductor import Compiled
 from momentprop.moments import as_moments, is_moments, plain
 from momentprop.rectified import join_rectified_maxima
 from momentprop.structure import Signature, rebuild_output
@@ -26,7 +27,7 @@ _COMPUTED = (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)  # not constan
 _GROWTH = 2  # of a constant over what it is computed from; what grows more is computed when it is needed
 
 
-class FrozenNetwork(nn.Module):
+class FrozenNetwork(Compiled):
     """A converted network whose weights are its own: training the model is not seen here any more.
 
     Called like the network it was made of. Calls write nothing, so threads may share it.

@@ -21,6 +21,10 @@ ReLU and the maximum are most of what a converted network computes besides its l
 float32, G and H are quotients P_G(a) / Q(a) and P_H(a) / Q(a) of polynomials of degree 4, 3 and 6: one
 division for both. All coefficients are positive, so nothing cancels; fitted (minimax) to 0 <= a <= 15, where
 the relative error is below 1e-7 for G and 9e-7 for H. Beyond, phi is below 1e-49.
+
+What leads to the square root in those two is written with relu, not with comparisons or clamps. For AVX-512
+these make a vector of a mask, and that waits for whatever its register held before: the end of the loop's
+last round. No round then begins before the last is over, and the moments take twice the time.
 """
 
 from __future__ import annotations
@@ -117,8 +121,10 @@ def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
     return value
 
 
-def _distance(far: Tensor, std: Tensor) -> Tensor:
-    """far / std, bounded."""
+def _distance(x: Tensor, positive: Tensor, std: Tensor) -> Tensor:
+    """|x| / std, bounded, with positive = relu(x); its gradient at 0 is that of x < 0, unlike that of abs."""
+    far = positive + (positive - x)
+    # not far / std: where that is infinite its gradient is no number
     return (far * std.reciprocal()).clamp_max(_FAR if std.dtype == torch.float64 else _FAR_FLOAT32)
 
 
@@ -150,7 +156,8 @@ def safe_sqrt(variance: Tensor) -> Tensor:
 
     The floor is about 5e-31 in float32 and 5e-247 in float64, below any variance that matters.
     """
-    return variance.clamp_min(torch.finfo(variance.dtype).tiny ** 0.8).sqrt()
+    floor = torch.finfo(variance.dtype).tiny ** 0.8
+    return (torch.relu(variance - floor) + floor).sqrt()
 
 
 def tail_moments(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -165,29 +172,26 @@ def tail_moments(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 def relu_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of max(X, 0) for X ~ N(mean, variance); exact.
 
-    With a = |mean| / std, and g = phi G, h = phi H: for mean < 0, E = std g and V = variance (h - g^2); for
-    mean >= 0, max(X, 0) = X + max(-X, 0) gives E = mean + std g and V = variance (h - g^2 + 1 - 2 P(X < 0)),
+    With a = |mean| / std, and g = phi G, h = phi H: for mean <= 0, E = std g and V = variance (h - g^2); for
+    mean > 0, max(X, 0) = X + max(-X, 0) gives E = mean + std g and V = variance (h - g^2 + 1 - 2 P(X < 0)),
     where P(X < 0) = h + a g.
     """
-    std = safe_sqrt(variance)
-    is_positive = mean >= 0
-    # where, not abs: its gradient at 0 is that of mean >= 0, the side that all else takes there
-    a = _distance(torch.where(is_positive, mean, -mean), std)
+    std, positive = safe_sqrt(variance), torch.relu(mean)
+    a = _distance(mean, positive, std)
     left, first, second = _tail_factors(a)
     scaled = variance * left
     g = left * first
     below = scaled * (second - first * g)
     above = torch.sub(variance, scaled * (second + a * first), alpha=2)
-    return torch.where(is_positive, mean, 0.0) + std * g, below + torch.where(is_positive, above, 0.0)
+    return positive + std * g, below + torch.where(mean > 0, above, 0.0)
 
 
 def positive_probability(mean: Tensor, variance: Tensor) -> Tensor:
     """P(X > 0) for X ~ N(mean, variance): Phi(mean / std), which is also the gain of ReLU."""
-    is_positive = mean >= 0
-    a = _distance(torch.where(is_positive, mean, -mean), safe_sqrt(variance))
+    a = _distance(mean, torch.relu(mean), safe_sqrt(variance))
     left, first, second = _tail_factors(a)
     tail = left * (second + a * first)
-    return torch.where(is_positive, 1 - tail, tail)
+    return torch.where(mean > 0, 1 - tail, tail)
 
 
 def max_moments(
@@ -232,7 +236,7 @@ def max_response(
     if covariance is None:
         return _max_response(mean_1, variance_1, mean_2, variance_2, spread, None)
     shared = 2 * covariance
-    spread = (spread - shared).clamp_min(0)
+    spread = torch.relu(spread - shared)
     mean, variance, wins = _max_response(mean_1, variance_1, mean_2, variance_2, spread, shared)
     return mean, variance.clamp_min(0), wins
 
@@ -246,18 +250,17 @@ def _max_response(
     shared: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """With the variance of X1 - X2, theta^2, and twice the covariance (None stands for zero)."""
-    theta = safe_sqrt(spread)
-    first_is_higher = mean_1 >= mean_2
-    difference = mean_1 - mean_2
-    a = _distance(torch.where(first_is_higher, difference, -difference), theta)
+    theta, difference = safe_sqrt(spread), mean_1 - mean_2
+    a = _distance(difference, torch.relu(difference), theta)
     left, first, second = _tail_factors(a)
     g = left * first
     tail = left * (second + a * first)
-    higher = torch.where(first_is_higher, variance_1, variance_2)
+    # two comparisons: of one that means and variances share compilers write the bits out, byte by byte
+    higher = torch.where(difference > 0, variance_1, variance_2)
     own = 2 * higher if shared is None else 2 * higher - shared
     variance = higher - tail * own + (spread * left) * (second - first * g)
-    mean = torch.where(first_is_higher, mean_1, mean_2) + theta * g
-    return mean, variance, torch.where(first_is_higher, 1 - tail, tail)
+    mean = torch.where(mean_1 > mean_2, mean_1, mean_2) + theta * g
+    return mean, variance, torch.where(difference > 0, 1 - tail, tail)
 
 
 def log_normal_cdf(x: Tensor) -> Tensor:

@@ -67,7 +67,8 @@ def _panel(
         for place, height, batch in zip(places, heights, batches, strict=True):
             if height is None:
                 continue
-            panel.text(place, height, f"{height:.2g}", ha="center", va="bottom", fontsize=5, rotation=90)
+            told = f"{height:.0f}" if height >= 10 else f"{height:.2g}"
+            panel.text(place, height, told, ha="center", va="bottom", fontsize=5, rotation=90)
             limit = rows[batch].limit
             if limit is not None:
                 label = None if labelled else "multiply-adds"

@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 
 from momentprop.exports.onnx_runtime import check_onnx, open_session, silent_exporter
 from momentprop.flat_export import export_flat, quiet
+from momentprop.inductor import OPTIONS
 
 Program = Callable[[Sequence[Tensor]], Sequence[Any]]
 
@@ -48,7 +49,8 @@ def packaged(module: nn.Module, inputs: Sequence[Tensor], dynamic: Sequence[Any]
 
     if not path.exists():
         with quiet(), torch.no_grad():
-            aoti_compile_and_package(exported(module, inputs, dynamic), package_path=os.fspath(path))
+            program = exported(module, inputs, dynamic)
+            aoti_compile_and_package(program, package_path=os.fspath(path), inductor_configs={**OPTIONS})
     loaded = aoti_load_package(os.fspath(path))
 
     def run(tensors: Sequence[Tensor]) -> Sequence[Any]:

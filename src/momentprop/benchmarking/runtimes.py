@@ -18,6 +18,7 @@ from momentprop.exports.archive import load
 from momentprop.exports.loaded import LoadedNetwork
 from momentprop.exports.onnx import export_onnx
 from momentprop.exports.onnx_runtime import check_onnx
+from momentprop.inductor import OPTIONS
 from momentprop.montecarlo import monte_carlo
 from momentprop.structure import EXAMPLE_BATCH
 
@@ -66,7 +67,10 @@ def _in_torch(subject: Subject, method: Method, compiled: bool, setting: Setting
     function: Any = network
     if compiled:
         # static shapes are what a user who cares for speed compiles for
-        function = torch.compile(network, fullgraph=True, dynamic=False, backend=setting.backend)
+        options = {**OPTIONS} if setting.backend == "inductor" else None
+        function = torch.compile(
+            network, fullgraph=True, dynamic=False, backend=setting.backend, options=options
+        )
     return lambda x: function(*x)
 
 

@@ -13,6 +13,7 @@ from momentprop.exports.archive import describe, moments_program, seal, written
 from momentprop.exports.metadata import Metadata
 from momentprop.exports.program import example_tensors
 from momentprop.flat_export import quiet
+from momentprop.inductor import OPTIONS
 
 
 def compile_package(
@@ -40,7 +41,9 @@ def compile_package(
             with quiet(), torch.no_grad():
                 from torch._inductor import aoti_compile_and_package
 
-                aoti_compile_and_package(exported, package_path=os.fspath(temporary))
+                aoti_compile_and_package(
+                    exported, package_path=os.fspath(temporary), inductor_configs={**OPTIONS}
+                )
         except Exception as error:
             if type(error).__name__ == "InvalidCxxCompiler" or "InvalidCxxCompiler" in str(error):
                 raise ExportError(
