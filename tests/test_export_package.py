@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -19,13 +20,19 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
-@needs_compiler
-def test_a_package(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[mp.BayesianNetwork, Path]:
     bnn = mp.convert(mlp(), X)
-    path = tmp_path / "model.pt2"
-    metadata = mp.compile_package(bnn, path, note="compiled")
+    path = tmp_path_factory.mktemp("package") / "model.pt2"
+    mp.compile_package(bnn, path, note="compiled")
+    return bnn, path
+
+
+@needs_compiler
+def test_a_package(package: tuple[mp.BayesianNetwork, Path], tmp_path: Path) -> None:
+    bnn, path = package
+    metadata = mp.inspect(path)
     assert (metadata.kind, metadata.fidelity) == ("aoti", "accurate")
-    assert mp.inspect(path) == metadata
     with pytest.raises(mp.ArchiveError, match="machine_code=True"):
         mp.load(path)
     loaded = mp.load(path, machine_code=True)
@@ -49,9 +56,31 @@ assert not late, late
     subprocess.run([sys.executable, "-c", code], check=True)  # nothing that compiles is even imported
     content = bytearray(path.read_bytes())
     content[len(content) // 3] ^= 0x20
-    path.write_bytes(content)
+    damaged = tmp_path / "model.pt2"
+    damaged.write_bytes(content)
     with pytest.raises(mp.ArchiveError, match="damaged"):
-        mp.load(path, machine_code=True)
+        mp.load(damaged, machine_code=True)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on this machine")
+def test_without_python(package: tuple[mp.BayesianNetwork, Path], tmp_path: Path) -> None:
+    """examples/package.cpp, built as it says."""
+    bnn, path = package
+    source = Path(__file__).parents[1] / "examples" / "package.cpp"
+    torch_folder, program = Path(torch.__path__[0]), tmp_path / "package"
+    library = torch_folder / "lib"
+    flags = [f"-I{torch_folder / 'include'}", f"-L{library}", f"-Wl,-rpath,{library}", "-ltorch_cpu", "-lc10"]
+    subprocess.run(["g++", "-std=c++20", source, "-o", program, *flags], check=True)
+    ran = subprocess.run([program, path, "2", "4"], check=True, capture_output=True, text=True)
+    *outputs, times = ran.stdout.splitlines()
+    with torch.no_grad():
+        wanted = bnn(torch.zeros(2, 4))
+    for line, tensor in zip(outputs, (wanted.mean, wanted.variance, wanted.covariance), strict=True):
+        torch.testing.assert_close(torch.tensor(json.loads(line)), tensor.flatten())
+    assert times.startswith("loaded after")
+    refused = subprocess.run([program, tmp_path / "none.pt2", "2", "4"], capture_output=True, text=True)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("package: ")
 
 
 def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
