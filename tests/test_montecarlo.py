@@ -43,9 +43,9 @@ def assert_agree(mc: mp.SampledMoments, samples: Tensor) -> None:
 @pytest.mark.parametrize("samples_at_once", [None, 1, 7])
 def test_agrees_with_a_plain_loop(samples_at_once: int | None) -> None:
     model, x = network(), torch.randn(5, 2, 6, 6)
-    mc = mp.monte_carlo(model, x, n_samples=3000, samples_at_once=samples_at_once)
-    assert mc.n_samples == 3000
-    assert_agree(mc, loop(model, x, 3000))
+    mc = mp.monte_carlo(model, x, n_samples=1500, samples_at_once=samples_at_once)
+    assert mc.n_samples == 1500
+    assert_agree(mc, loop(model, x, 1500))
 
 
 def test_statistics_are_those_of_the_samples() -> None:

@@ -122,7 +122,7 @@ JOINED = [
     setting(aten.select_scatter.default, C(3, 4), X(4), 0, 1),
     setting(aten.slice_scatter.default, X(5, 2), X(2, 2), 0, 1, None, 2),
     setting(aten.slice_scatter.default, C(5, 2), X(5, 1), -1, 1),
-    Setting(aten.slice_scatter.default, (X(5, 2), C(2, 2), 0, -2), vectorizes=False),
+    Setting(aten.slice_scatter.default, (X(5, 2), C(2, 2), 0, -2), vectorizes=False, n_samples=1000),
 ]
 
 PADDED = [
