@@ -15,6 +15,11 @@ settings.load_profile("ci")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collectstart() -> None:
+    """Every module draws the same numbers when it is read: torch starts each process with another seed."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     """Every test draws the same numbers, whichever tests run before it."""
