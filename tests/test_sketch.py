@@ -145,8 +145,8 @@ def test_gradients_reach_the_parameters() -> None:
 
 
 def test_compiles() -> None:
-    model, x = network(5), torch.randn(2, 1, 8, 8)
+    model, x = network(3), torch.randn(2, 1, 8, 8)
     bnn = mp.convert(model, x, "accurate")
-    compiled = torch.compile(bnn, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(bnn, fullgraph=True, backend="eager")
     with torch.no_grad():
         torch.testing.assert_close(compiled(x).covariance, bnn(x).covariance, rtol=1e-3, atol=1e-6)
