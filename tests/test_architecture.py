@@ -83,6 +83,7 @@ ORDER = [
     "adjoint",
     "per_sample",
     "summary",
+    "pooled_convolutions",
     "rectified",
     "frozen",
     "convert",

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from momentprop import gaussian, operators
-from momentprop.rules.max_pooling import RECTIFIED_MAXIMA, TILED_MAXIMA
+from momentprop.rules.max_pooling import ALIKE_MAXIMA, RECTIFIED_MAXIMA, TILED_MAXIMA
 
 OPERATORS: dict[str, tuple[Callable[..., object], Callable[..., object], int]] = {
     "relu_moments": (operators.relu_moments, gaussian.relu_moments, 2),
@@ -47,9 +47,9 @@ def test_vmap_maps_what_it_is_made_of(name: str) -> None:
 
 
 POOLED = {
-    "tiled maxima": lambda mean, variance: TILED_MAXIMA(mean, variance, None, [2, 2]),
-    "contrasted maxima": lambda mean, variance: TILED_MAXIMA(
-        mean, variance, mean.mean((2, 3), keepdim=True).abs(), [2, 2]
+    "tiled maxima": lambda mean, variance: TILED_MAXIMA(mean, variance, [2, 2]),
+    "alike maxima": lambda mean, variance: ALIKE_MAXIMA(
+        mean, variance[..., : mean.shape[-1] // 2], mean.mean((2, 3), keepdim=True).abs(), [2, 2]
     ),
     "rectified maxima": lambda mean, variance: RECTIFIED_MAXIMA(mean, variance, [2, 2]),
     "relu": operators.relu_moments,

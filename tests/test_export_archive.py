@@ -50,9 +50,12 @@ def test_a_loaded_network_gives_the_same_numbers(fidelity: str, tmp_path: Path) 
     mp.save(bnn, tmp_path / "model.pt2")
     loaded = mp.load(tmp_path / "model.pt2")
     assert loaded.fidelity == bnn.fidelity == fidelity
+    # averages of variances come from convolutions there, as in frozen networks: the same but for rounding
+    frozen = bnn.freeze()
     for batch in (1, 2, 7):  # and no gradient is needed for it
         x = torch.randn(batch, 3, 8, 8)
-        same(loaded(x), bnn(x))
+        same(loaded(x), frozen(x) if fidelity == "fast" else bnn(x))
+        torch.testing.assert_close(loaded(x).variance, bnn(x).variance, rtol=1e-5, atol=1e-7)
 
 
 def test_nothing_is_unpickled(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from mpmath import mp, mpf
 
 from momentprop import gaussian
 from momentprop.gaussian import (
+    alike_max_moments,
     log_normal_cdf,
     max_moments,
     max_response,
@@ -235,6 +236,42 @@ def test_max_of_correlated_variables_anywhere(
     e2 = offset * (v1 + v2).sqrt()
     inputs = correlated(e2 + distance * (v1 + v2).sqrt(), v1, e2, v2, correlation)
     check_max([x.to(dtype) for x in inputs], tolerance, smallest)
+
+
+@PRECISIONS
+@settings(max_examples=200)
+@given(
+    distance=st.floats(-40, 40),
+    log_variance=st.floats(-20, 10),
+    offset=st.floats(-10, 10),
+    correlation=st.floats(-1, 0.99),
+)
+def test_max_of_two_with_the_same_variance(
+    dtype, tolerance, smallest, distance, log_variance, offset, correlation
+):
+    """Mean and variance by Clark's formulas, and never less than a third of the variance."""
+    std = 10.0 ** (log_variance / 2)
+    numbers = [(offset + distance) * std, offset * std, std * std, 2 * (1 - correlation)]
+    e1, e2, v, contrast = (torch.tensor([x], dtype=dtype) for x in numbers)
+    mean, variance = alike_max_moments(e1, e2, v, contrast)
+    first, second = (t.item() for t in (e1, e2))
+    covariance = v.item() * (1 - contrast.item() / 2)
+    true_mean, true_variance = true_max(first, v.item(), second, v.item(), covariance)
+    if abs(true_mean) > smallest:
+        assert relative_error(mean, true_mean, max_scale(first, second, true_mean)) <= 2 * tolerance
+    assert relative_error(variance, true_variance, true_variance) <= 2 * tolerance
+    assert variance >= 0.36 * v
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_max_of_two_with_the_same_variance_at_extremes(dtype):
+    """No variance, no contrast, and means far apart: the higher of the two."""
+    e1, e2 = torch.tensor([1e30, -1e30, 3.0, -2.0, 0.0], dtype=dtype), torch.zeros(5, dtype=dtype)
+    for v, contrast in ((0.0, 1.0), (1e-30, 2.0), (1.0, 0.0), (1e-30, 0.0)):
+        mean, variance = alike_max_moments(e1, e2, torch.full_like(e1, v), torch.full_like(e1, contrast))
+        torch.testing.assert_close(mean, torch.maximum(e1, e2), rtol=0, atol=1e-14)
+        assert (variance >= 0.66 * v).all()
+        assert (variance <= v).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

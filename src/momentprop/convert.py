@@ -62,7 +62,8 @@ def convert(
         fidelity: the tier of rules:
 
             - `"accurate"`: the covariance of the outputs, by a forward and a backward sweep;
-            - `"fast"`: variances only, with exact rewrites and covariance inside pooling windows;
+            - `"fast"`: variances only, with exact rewrites, and averages of variance and covariance inside
+              pooling windows;
             - `"paper"`: the rules of Brach, Sick & Duerr: variances only, no rewrites;
             - `"auto"`: `accurate` for up to 64 outputs per sample, otherwise `fast`, which it says once.
         outputs: which outputs get a covariance: the m largest by mean of every sample, or those at the

@@ -20,10 +20,12 @@ from momentprop.errors import MomentpropError
 from momentprop.flat_export import export_flat, quiet
 from momentprop.inductor import Compiled
 from momentprop.moments import as_moments, is_moments, plain
+from momentprop.pooled_convolutions import join_convolutions
 from momentprop.rectified import join_rectified_maxima
 from momentprop.structure import Signature, rebuild_output
 
 _COMPUTED = (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)  # not constants: they follow from inputs
+_CHECK = torch.ops.aten._assert_tensor_metadata.default  # of constants it says nothing
 _GROWTH = 2  # of a constant over what it is computed from; what grows more is computed when it is needed
 
 
@@ -143,6 +145,7 @@ def folded(module: fx.GraphModule) -> fx.GraphModule:
     """The module with operators on constants replaced by their results; a function of flat tensors."""
     graph = module.graph
     join_rectified_maxima(graph)
+    join_convolutions(graph)
     graph.set_codegen(fx.graph.CodeGen())
     known: dict[fx.Node, Any] = {}
     kept: dict[str, Any] = {}
@@ -155,7 +158,9 @@ def folded(module: fx.GraphModule) -> fx.GraphModule:
         elif _is_constant(node, known):
             args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
             value = node.target(*args, **kwargs)
-            if _size(value) <= _GROWTH * sum(_size(known[n]) for n in node.all_input_nodes):
+            if node.target is _CHECK:
+                graph.erase_node(node)
+            elif _size(value) <= _GROWTH * sum(_size(known[n]) for n in node.all_input_nodes):
                 known[node] = value
     for node in list(known):
         users = [user for user in node.users if user not in known]

@@ -224,6 +224,25 @@ def contrasted_max_moments(
     return _max_response(mean_1, variance_1, mean_2, variance_2, spread, total - spread)[:2]
 
 
+def alike_max_moments(
+    mean_1: Tensor, mean_2: Tensor, variance: Tensor, contrast: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`contrasted_max_moments` of variables with the same variance V.
+
+    In the terms of `max_moments` theta^2 = contrast V = 2 (V - C), so that two terms of three become one:
+
+        E = max(E1, E2) + theta g,  V - theta^2 g (g + a).
+
+    As g (g + a) <= 1 / (2 pi) and theta^2 <= 4 V, this is never below a third of V.
+    """
+    spread = variance * contrast
+    theta, difference = safe_sqrt(spread), mean_1 - mean_2
+    a = _distance(difference, torch.relu(difference), theta)
+    left, first, _ = _tail_factors(a)
+    g = left * first
+    return torch.where(difference > 0, mean_1, mean_2) + theta * g, variance - spread * (g * (g + a))
+
+
 def max_response(
     mean_1: Tensor,
     variance_1: Tensor,

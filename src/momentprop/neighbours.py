@@ -11,7 +11,8 @@ elements of a window, which costs next to nothing: their contrast,
 
     Var(X1 - X2) = contrast (V1 + V2) / 2.
 
-It is 2 for independent elements, and 0 for elements that are always alike.
+It is 2 for independent elements, and 0 for elements that are always alike. The variances themselves are there
+averages over each row of a window.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from momentprop.rules.max_pooling import RECTIFIED_MAXIMA, TILED_MAXIMA
 def join_rectified_maxima(graph: fx.Graph) -> None:
     """In place, in a graph of our composite operators."""
     for pooling in graph.find_nodes(op="call_function", target=TILED_MAXIMA):
-        mean, variance, contrast, kernel = pooling.args
-        if contrast is None and (relu := _rectified(pooling, mean, variance)) is not None:
+        mean, variance, kernel = pooling.args
+        if (relu := _rectified(pooling, mean, variance)) is not None:
             pooling.target, pooling.args = RECTIFIED_MAXIMA, (*relu.args, kernel)
             for node in (mean, variance, relu):
                 graph.erase_node(node)

@@ -35,7 +35,7 @@ def work_of(subject: Subject, method: Method) -> float | None:
         if method.kind == MC:
             few, more = (_sampled(subject, n) for n in (2, 3))
             return (few + (more - few) * (method.samples - 2)) / _BATCH
-        network = subject.saved if method.kind == SAVED else subject.converted(method.kind)
+        network = subject.saved if method.kind == SAVED else subject.frozen(method.kind)
         assert network is not None
         found = multiply_adds(lambda: network(*x)) / _BATCH
         return found or None  # of machine code nothing is seen

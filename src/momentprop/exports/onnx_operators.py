@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from momentprop.operators import DROPPED_VARIANCE, MAX_MOMENTS, RELU_MOMENTS
-from momentprop.rules.max_pooling import RECTIFIED_MAXIMA, TILED_MAXIMA
+from momentprop.rules.max_pooling import ALIKE_MAXIMA, RECTIFIED_MAXIMA, TILED_MAXIMA
 
 _TINY = 2 * torch.finfo(torch.float32).tiny ** 0.8  # of S^2: the floor of `gaussian.safe_sqrt`
 _LOG_C = -math.log(2 * math.sqrt(math.pi))
@@ -126,11 +126,30 @@ def short_translations() -> Translations:
         ]
         return [op.Slice(x, list(start), ends, axes, list(kernel)) for start in product(*map(range, kernel))]
 
-    def tiled_maxima(mean: Any, variance: Any, contrast: Any, kernel: Sequence[int]) -> tuple[Any, Any]:
+    def tiled_maxima(mean: Any, variance: Any, kernel: Sequence[int]) -> tuple[Any, Any]:
         *others, best = zip(elements(mean, kernel), elements(variance, kernel), strict=True)
         for one in reversed(others):
-            best = maximum(one, best, contrast)
+            best = maximum(one, best)
         return best[0], clipped(best[1])
+
+    def alike_maxima(mean: Any, variance: Any, contrast: Any, kernel: Sequence[int]) -> tuple[Any, Any]:
+        """From one variance for each row of a window."""
+        means, width = elements(mean, kernel), kernel[-1]
+        twice = op.Add(contrast, contrast)
+        best: Any = None
+        for i, shared in reversed(list(enumerate(elements(variance, [*kernel[:-1], 1])))):
+            *others, last = means[i * width : (i + 1) * width]
+            row = last, shared
+            for j, one in enumerate(reversed(others)):
+                row = maximum((one, shared), row, contrast) if j else alike_maximum(one, last, shared, twice)
+            best = row if best is None else maximum(row, best, contrast)
+        return best[0], clipped(best[1])
+
+    def alike_maximum(first: Any, second: Any, variance: Any, twice: Any) -> tuple[Any, Any]:
+        """Of two with the same variance."""
+        d = op.Sub(first, second)
+        _, r = positive_part(d, op.Mul(variance, twice))
+        return op.Add(second, r), op.Add(variance, op.Mul(r, op.Sub(d, r)))
 
     def rectified_maxima(mean: Any, variance: Any, kernel: Sequence[int]) -> tuple[Any, Any]:
         def rectified(one: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -147,6 +166,7 @@ def short_translations() -> Translations:
         RELU_MOMENTS: relu_moments,
         MAX_MOMENTS: max_moments,
         TILED_MAXIMA: tiled_maxima,
+        ALIKE_MAXIMA: alike_maxima,
         RECTIFIED_MAXIMA: rectified_maxima,
         DROPPED_VARIANCE: dropped_variance,
     }

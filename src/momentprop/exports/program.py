@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from momentprop.convert import BayesianNetwork
 from momentprop.exports.interface import BATCH, Call, Port, dtype_name
 from momentprop.flat_export import export_flat
+from momentprop.pooled_convolutions import join_convolutions
 from momentprop.rectified import join_rectified_maxima
 from momentprop.structure import EXAMPLE_BATCH, Make, Signature
 
@@ -52,6 +53,7 @@ def program_of(network: nn.Module, head: Callable[[Any], dict[str, Tensor]]) -> 
     flat = _Flat(network, call, head, names).eval()
     exported = export_flat(flat, signature.tensors(uncertain, _device(network)), signature.dynamic(uncertain))
     join_rectified_maxima(exported.graph)
+    join_convolutions(exported.graph)
     _forget_places(exported)
     return Program(exported, call, _outputs(exported, names), fidelity, flat)
 

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 Sizes = int | list[int]
 
 
-def _borders(padding: Any, kernel: list[int], dilation: list[int]) -> list[tuple[int, int]]:
+def borders(padding: Any, kernel: list[int], dilation: list[int]) -> list[tuple[int, int]]:
     """Zeros before and after the input along each dimension."""
     if padding == "valid":
         return [(0, 0)] * len(kernel)
@@ -50,7 +50,7 @@ def _geometry(
 ) -> Geometry:
     kernel = list(weight.shape[2:])
     spread = per_dimension(dilation, len(kernel))
-    return Geometry(per_dimension(stride, len(kernel)), _borders(padding, kernel, spread), spread, groups)
+    return Geometry(per_dimension(stride, len(kernel)), borders(padding, kernel, spread), spread, groups)
 
 
 def transposed_convolution(cotangent: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:

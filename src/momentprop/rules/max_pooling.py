@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from momentprop.gaussian import contrasted_max_moments, max_response
+from momentprop.gaussian import alike_max_moments, contrasted_max_moments, max_response
 from momentprop.local import Linear
 from momentprop.moments import Moments
 from momentprop.neighbours import contrast_of, neighbours_of
@@ -21,6 +21,8 @@ from momentprop.rules.convolution import transposed_convolution
 from momentprop.rules.windows import Position, Sizes, Windows
 
 aten = torch.ops.aten
+
+_AVERAGES = {1: aten.avg_pool1d.default, 2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}
 
 
 @dataclass
@@ -113,8 +115,8 @@ def _maxima(x: Moments, windows: Windows) -> Pooled:
 
 
 def _alike_maxima(x: Moments, windows: Windows) -> Moments:
-    """With one contrast for all pairs of a window, their average, where it is told."""
-    told = contrast_of(x)
+    """With one contrast for all pairs of a window and one variance for each of its rows, where x tells."""
+    told, n = contrast_of(x), len(windows.kernel)
     if told is None or not windows.tile:
         best: Moments = _maxima(x, windows)
         return best
@@ -124,55 +126,71 @@ def _alike_maxima(x: Moments, windows: Windows) -> Moments:
     ]
     if not shifts:
         return x
-    return Moments(*TILED_MAXIMA(x.mean, x.variance, told(shifts), windows.kernel))
+    row = [*[1] * (n - 1), windows.kernel[-1]]
+    variance = _AVERAGES[n](x.variance, row) if row[-1] > 1 else x.variance
+    return Moments(*ALIKE_MAXIMA(x.mean, variance, told(shifts), windows.kernel))
 
 
-def _tiled_maxima(
-    mean: Tensor, variance: Tensor, contrast: Tensor | None, kernel: list[int]
-) -> tuple[Tensor, Tensor]:
-    """Maxima of windows that tile the input; its elements are independent, or have one contrast in a window.
+def _alike(mean: Tensor, variance: Tensor, contrast: Tensor, kernel: list[int]) -> tuple[Tensor, Tensor]:
+    """Maxima of windows that tile the input, from the variance of each row of elements.
 
-    A maximum has the same contrast with elements still to come as the elements have with one another.
+    The first two of a row have the same variance; a maximum has the same contrast with elements still to
+    come as the elements have with one another.
     """
-    windows, elements = _tiles(mean, variance, kernel)
-    best = next(elements)
-    if contrast is None:
-        for element in elements:
-            best = max_moments(*element, *best)
-        return windows.close(best[0]), windows.close(best[1])
+    windows, means = _tiles(mean, kernel)
+    _, variances = _tiles(variance, [*kernel[:-1], 1])
     # written out: compilers fuse loops over all windows, not with one over samples and channels
-    wide, last = torch.stack([windows.view(contrast).expand_as(best[0]), best[0]])
-    best = last, best[1]
-    for element in elements:
-        best = contrasted_max_moments(*element, *best, wide)
+    last = next(means)
+    wide, last = torch.stack([windows.view(contrast).expand_as(last), last])
+    best: tuple[Tensor, Tensor] | None = None
+    for shared in variances:
+        row = last if best is None else next(means), shared
+        for i in range(1, kernel[-1]):
+            mean, variance = row
+            if i == 1:
+                row = alike_max_moments(next(means), mean, shared, wide)
+            else:
+                row = contrasted_max_moments(next(means), shared, mean, variance, wide)
+        best = row if best is None else contrasted_max_moments(*row, *best, wide)
+    assert best is not None
     return windows.close(best[0]), windows.close(best[1].clamp_min(0))
 
 
+def _tiled_maxima(mean: Tensor, variance: Tensor, kernel: list[int]) -> tuple[Tensor, Tensor]:
+    """Maxima of windows that tile the input, whose elements are independent."""
+    windows, means = _tiles(mean, kernel)
+    _, variances = _tiles(variance, kernel)
+    best = next(means), next(variances)
+    for element in zip(means, variances, strict=True):
+        best = max_moments(*element, *best)
+    return windows.close(best[0]), windows.close(best[1])
+
+
 def _rectified_maxima(mean: Tensor, variance: Tensor, kernel: list[int]) -> tuple[Tensor, Tensor]:
-    """`_tiled_maxima` of independent elements behind ReLU, which is taken of one element at a time.
+    """`_tiled_maxima` behind ReLU, which is taken of one element at a time.
 
     So nothing as large as the input is written: compilers make one loop over windows of it.
     """
-    windows, elements = _tiles(mean, variance, kernel)
-    best = relu_moments(*next(elements))
-    for element in elements:
+    windows, means = _tiles(mean, kernel)
+    _, variances = _tiles(variance, kernel)
+    best = relu_moments(next(means), next(variances))
+    for element in zip(means, variances, strict=True):
         best = max_moments(*relu_moments(*element), *best)
     return windows.close(best[0]), windows.close(best[1])
 
 
-def _tiles(
-    mean: Tensor, variance: Tensor, kernel: list[int]
-) -> tuple[Windows, Iterator[tuple[Tensor, Tensor]]]:
+def _tiles(values: Tensor, kernel: list[int]) -> tuple[Windows, Iterator[Tensor]]:
     """Windows that tile the input, and their elements, read in place, from the last to the first."""
-    windows = Windows.of(mean.shape[-len(kernel) :], kernel, kernel, 0, 1, False)
-    means, variances = windows.view(mean), windows.view(variance)
-    places = reversed(windows.positions)
-    return windows, ((windows.element(means, p), windows.element(variances, p)) for p in places)
+    windows = Windows.of(values.shape[-len(kernel) :], kernel, kernel, 0, 1, False)
+    opened = windows.view(values)
+    return windows, (windows.element(opened, place) for place in reversed(windows.positions))
 
 
 TILED_MAXIMA = composite(
-    "tiled_maxima(Tensor mean, Tensor variance, Tensor? contrast, int[] kernel) -> (Tensor, Tensor)",
-    _tiled_maxima,
+    "tiled_maxima(Tensor mean, Tensor variance, int[] kernel) -> (Tensor, Tensor)", _tiled_maxima
+)
+ALIKE_MAXIMA = composite(
+    "alike_maxima(Tensor mean, Tensor variance, Tensor contrast, int[] kernel) -> (Tensor, Tensor)", _alike
 )
 RECTIFIED_MAXIMA = composite(
     "rectified_maxima(Tensor mean, Tensor variance, int[] kernel) -> (Tensor, Tensor)", _rectified_maxima
@@ -195,7 +213,7 @@ def pooled(
 def _independent_maxima(x: Moments, windows: Windows) -> Moments:
     """As the paper has it: the elements of a window are independent."""
     if windows.tile:
-        return Moments(*TILED_MAXIMA(x.mean, x.variance, None, windows.kernel))
+        return Moments(*TILED_MAXIMA(x.mean, x.variance, windows.kernel))
     elements = Elements.of(x, windows, correlated=False).moments
     return Moments(*_folded([elements[p] for p in windows.positions], windows))
 
@@ -281,9 +299,7 @@ def _max_pool(n: int, op: Any) -> None:
             return maxima(x, windows)
 
     with_fidelity("paper", _independent_maxima)  # elements of a window are independent
-    with_fidelity(
-        "fast", _alike_maxima
-    )  # with the average contrast that convolutions tell, channel by channel
+    with_fidelity("fast", _alike_maxima)  # with averages that convolutions tell
     with_fidelity(None, _maxima)  # with the covariance that they tell
 
 
