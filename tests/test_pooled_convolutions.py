@@ -109,6 +109,15 @@ def test_other_factors_stay(shape: tuple[int, ...]) -> None:
     assert operators == [aten.conv2d.default, aten.mul.Tensor]
 
 
+def test_a_square_is_no_factor() -> None:
+    class Square(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * x
+
+    operators = joined(nn.Sequential(nn.Conv2d(2, 3, 3), Square()), torch.randn(1, 2, 3, 3))
+    assert operators == [aten.conv2d.default, aten.mul.Tensor]
+
+
 @pytest.mark.parametrize("tier", ["paper", "fast", "accurate"])
 def test_frozen_networks_have_them(tier: str) -> None:
     """Batch norm with factors of both signs, before pooling: no factor is left behind a convolution."""

@@ -42,7 +42,7 @@ def _scale(graph: fx.Graph, product: fx.Node) -> None:
     """conv(x, w, b) c -> conv(x, w c, b c)."""
     first, second = product.args
     convolution, factor = (first, second) if _is_lone_convolution(first) else (second, first)
-    if not _is_lone_convolution(convolution) or not isinstance(factor, fx.Node):
+    if not _is_lone_convolution(convolution) or not isinstance(factor, fx.Node) or factor is convolution:
         return
     given = _arguments(convolution)
     dim, scale, whole = given["weight"].meta["val"].dim(), factor.meta["val"], convolution.meta["val"]
