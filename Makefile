@@ -11,6 +11,7 @@ demo: $(VENV)/demo
 test: $(VENV)/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 TORCH_FAKE_TENSOR_DISPATCH_CACHE=0 $(BIN)/pytest -n auto --dist worksteal
 

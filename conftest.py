@@ -3,7 +3,7 @@
 import pytest
 
 import momentprop.rules  # noqa: F401  (registers the rules)
-from momentprop.registry import RULES
+from momentprop.rules.registry import RULES
 
 
 @pytest.fixture(autouse=True)

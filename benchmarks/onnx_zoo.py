@@ -1,6 +1,6 @@
 """Which public models agree with PyTorch after export to ONNX?
 
-Converts every network of tests/models/zoo.py (public architectures from tiny configurations, random weights)
+Converts every network of tests/support/zoo.py (public architectures from tiny configurations, random weights)
 and exports it with mp.export_onnx, which compares ONNX Runtime with PyTorch for three batch sizes on ordinary
 and extreme inputs. Each network has a process of its own and a time limit. Prints per network the largest
 error, the seconds, and at which inputs errors are above 1e-5 by rounding, and groups what failed by its

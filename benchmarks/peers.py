@@ -34,7 +34,7 @@ TIERS = ("paper", "fast", "accurate")
 
 
 def torch_uncertainty(model: nn.Module, samples: int) -> Sample:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "models"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
     import vision  # lets torchvision import beside a CPU build of torch
 
     vision.prepare()

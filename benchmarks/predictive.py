@@ -26,8 +26,8 @@ from torch import Tensor
 import momentprop as mp
 from momentprop.benchmarking.subject import paper_cnn
 from momentprop.benchmarking.turns import keep_freed_memory, take_turns
-from momentprop.logits import METHODS, GaussianLogits
-from momentprop.montecarlo import SampledMoments
+from momentprop.predict.logits import METHODS, GaussianLogits
+from momentprop.sample import SampledMoments
 
 SAMPLES = 10**6
 

@@ -1,6 +1,6 @@
 """Which public models convert, and how close is their spread to sampling?
 
-Converts every network of tests/models/zoo.py (public architectures from tiny configurations, random weights),
+Converts every network of tests/support/zoo.py (public architectures, tiny configurations, random weights),
 each in a process of its own with a time limit, and prints per network: status, tier, seconds, the standard
 deviation over that of MC dropout (median and 5..95 % over outputs), the distance of the means in standard
 deviations, and what stood in the way where it did not convert. Results are kept in the JSON file, and a

@@ -13,17 +13,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/models"))  # before this directory, with its zoo.py
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))  # before this directory, with its zoo.py
 
 import torch
-import vision
-from catalogue import ZOO
 from torch import Tensor, nn
-from zoo import load
 
 import momentprop as mp
+import vision
+from catalogue import ZOO
+from momentprop.capture.signature import flatten_output, split_inputs
 from momentprop.moments import is_moments
-from momentprop.structure import flatten_output, split_inputs
+from zoo import load
 
 __all__ = ["CHOSEN", "ZOO", "examine", "load", "warm_up"]
 

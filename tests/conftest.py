@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+collect_ignore = ["support"]  # what tests share holds no tests itself
+
 settings.register_profile("ci", max_examples=50, derandomize=True, deadline=None, database=None)
 settings.register_profile("long", max_examples=2000, deadline=None)  # --hypothesis-profile=long
 settings.load_profile("ci")

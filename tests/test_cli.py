@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import momentprop
 from momentprop.cli import main
 from momentprop.cli.app import app
-from momentprop.registry import RULES
+from momentprop.rules.registry import RULES
 
 PNG = b"\x89PNG\r\n"
 runner = CliRunner()

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import momentprop as mp
-from momentprop.registry import RULES
+from momentprop.rules.registry import RULES
 from small import cnn, mlp
 
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import momentprop as mp
 from graphs import graphs
-from momentprop.selection import Selection
-from momentprop.trace import trace
+from momentprop.capture.trace import trace
+from momentprop.engine.selection import Selection
 from networks import BATCH, Shape, linear_after_dropout, one_nonlinearity
 from small_noise import SMALL, jacobian
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import momentprop as mp
-from momentprop.registry import RULES
+from momentprop.rules.registry import RULES
 
 ROOT = Path(__file__).parents[1]
 
@@ -54,7 +54,7 @@ else:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-# these take arguments and serve until they are stopped: tests/test_serve.py
+# these take arguments and serve until they are stopped: tests/examples/test_serve.py
 SERVICES = ("serve.py", "load_test.py")
 EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.name not in SERVICES]
 

@@ -13,7 +13,8 @@ import torch
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from momentprop import metrics, plots
+from momentprop import plots
+from momentprop.evaluate import metrics
 
 METHODS = ("NN", "MC T=50", "momentprop")
 

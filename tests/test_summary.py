@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import momentprop as mp
-from momentprop.registry import RULES
+from momentprop.rules.registry import RULES
 from momentprop.summary import Row
 from small import cnn, mlp
 

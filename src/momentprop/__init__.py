@@ -24,11 +24,11 @@ from momentprop.exports.inspection import inspect
 from momentprop.exports.onnx import export_onnx
 from momentprop.insertion import with_dropout
 from momentprop.moments import Jumps, Moments
-from momentprop.montecarlo import SampledMoments, monte_carlo
-from momentprop.predictive import ClassPredictive, classify
-from momentprop.registry import rule
-from momentprop.regression import RegressionPredictive, fit_noise, regress
+from momentprop.predict.classification import ClassPredictive, classify
+from momentprop.predict.regression import RegressionPredictive, fit_noise, regress
 from momentprop.rules.activation import activation
+from momentprop.rules.registry import rule
+from momentprop.sample import SampledMoments, monte_carlo
 from momentprop.validation.validate import validate
 from momentprop.version import __version__
 

@@ -13,10 +13,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import momentprop.rules  # noqa: F401  (registers the rules)
-from momentprop.adjoint import TwoSweeps
-from momentprop.coverage import analyze
-from momentprop.decompose import decompose
-from momentprop.dropconnect import fold_random_weights
+from momentprop.capture.signature import rebuild_output, split_inputs
+from momentprop.capture.trace import Trace, trace
+from momentprop.engine.adjoint import TwoSweeps
+from momentprop.engine.layouts import Layout, layouts
+from momentprop.engine.per_sample import two_sweeps
+from momentprop.engine.propagate import propagate
+from momentprop.engine.selection import Selection
 from momentprop.errors import (
     CovarianceError,
     FidelityNote,
@@ -24,21 +27,18 @@ from momentprop.errors import (
     MomentpropError,
     NoDropoutError,
 )
-from momentprop.frozen import FrozenNetwork, freeze
-from momentprop.inductor import Compiled
+from momentprop.lowering.frozen import FrozenNetwork, freeze
+from momentprop.lowering.inductor import Compiled
 from momentprop.moments import as_moments, is_moments, plain
-from momentprop.patterns import recognise
-from momentprop.per_sample import two_sweeps
-from momentprop.propagate import propagate
-from momentprop.recurrent import expand_recurrent
-from momentprop.rewrite import rewrite
-from momentprop.samples import Layout, layouts
-from momentprop.selection import Selection
-from momentprop.stems import relate
-from momentprop.structure import rebuild_output, split_inputs
+from momentprop.passes.coverage import analyze
+from momentprop.passes.decompose import decompose
+from momentprop.passes.dropconnect import fold_random_weights
+from momentprop.passes.patterns import recognise
+from momentprop.passes.recurrent import expand_recurrent
+from momentprop.passes.rewrite import rewrite
+from momentprop.passes.stand_ins.unsupported import UNSUPPORTED, attach, mark
+from momentprop.passes.stems import relate
 from momentprop.summary import Summary, summarize
-from momentprop.trace import Trace, trace
-from momentprop.unsupported import UNSUPPORTED, attach, mark
 
 FIDELITIES = ("auto", "paper", "fast", "accurate")
 _MOST_OUTPUTS = 64  # per sample, up to which `auto` sweeps back from all of them

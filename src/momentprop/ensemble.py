@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from momentprop.capture.signature import rebuild_output
 from momentprop.convert import BayesianNetwork
-from momentprop.inductor import Compiled
+from momentprop.lowering.inductor import Compiled
 from momentprop.moments import Moments, as_moments, is_moments, plain
-from momentprop.montecarlo import monte_carlo
-from momentprop.structure import rebuild_output
+from momentprop.sample import monte_carlo
 
 
 class Ensemble(Compiled):

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from momentprop import metrics
 from momentprop.errors import MissingExtraError
+from momentprop.evaluate import metrics
 
 try:
     import numpy as np

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from momentprop.coverage import FALLBACK, RULE, rule_of
-from momentprop.decompose import DECOMPOSED
-from momentprop.registry import EXACT, Rule
-from momentprop.trace import place_of
+from momentprop.capture.trace import place_of
+from momentprop.passes.coverage import FALLBACK, RULE, rule_of
+from momentprop.passes.decompose import DECOMPOSED
+from momentprop.rules.registry import EXACT, Rule
 
 
 @dataclass(frozen=True)

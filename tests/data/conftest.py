@@ -1,8 +1,8 @@
 from pathlib import Path
 
 import pytest
-from copies import PER_CLASS
 
+from copies import PER_CLASS
 from momentprop.data import images
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from copies import batch_files, pickled, write
 from hypothesis import given
 from hypothesis import strategies as st
 
+from copies import batch_files, pickled, write
 from momentprop.data import load_cifar10
 from momentprop.data.batches import read_pickle
 from momentprop.errors import DataError

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from copies import PER_CLASS, batch_files, image_files, pixels, write, write_batches, write_tar
 
+from copies import PER_CLASS, batch_files, image_files, pixels, write, write_batches, write_tar
 from momentprop.data import images as cifar10_images
 from momentprop.data import load_cifar10
 from momentprop.data.images import CLASSES

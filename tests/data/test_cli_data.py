@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from copies import batch_files, gal_folder, image_files, served, write, write_batches, write_tar
 from typer.testing import CliRunner, Result
 
+from copies import batch_files, gal_folder, image_files, served, write, write_batches, write_tar
 from momentprop.cli.app import app
 from momentprop.data import catalogue, load_uci
 from momentprop.data.catalogue import SETS

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from copies import batch_files, gal_folder, served, write_tar
 
+from copies import batch_files, gal_folder, served, write_tar
 from momentprop.data import load_cifar10, load_uci
 from momentprop.data.catalogue import SETS, known
 from momentprop.data.download import download

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from copies import gal_folder, write
 
+from copies import gal_folder, write
 from momentprop.data import load_uci
 from momentprop.data.location import cache_folder, download_folder, search_path
 from momentprop.data.storing import write_arrays

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from copies import gal_folder, write
 
+from copies import gal_folder, write
 from momentprop.data import load_uci, uci_names
 from momentprop.data.catalogue import SETS
 from momentprop.data.checking import checksum

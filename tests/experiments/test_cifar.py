@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import momentprop as mp
+from momentprop.benchmarking.paper_network import CLASSES, KNOWN, network
 from momentprop.data import Images
 from momentprop.experiments import cifar, cifar_prediction, cifar_training
-from momentprop.experiments.cifar_network import CLASSES, KNOWN, network
 from momentprop.experiments.cifar_prediction import SamplingSettings, gather, predict, sample
 from momentprop.experiments.cifar_training import TrainingSettings
 from momentprop.experiments.reproduction import reproduce

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from momentprop.benchmarking.paper_network import CLASSES, BitDropout, for_training, network, normalize
 from momentprop.data import Images
 from momentprop.experiments import cifar_training
-from momentprop.experiments.cifar_network import CLASSES, BitDropout, for_training, network, normalize
 from momentprop.experiments.cifar_training import Schedule, TrainingSettings, train
 from momentprop.experiments.units import Workspace
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from catalogue import ZOO
 from torch import Tensor, nn
-from zoo import load
 
 import momentprop as mp
+from catalogue import ZOO
+from momentprop.capture.signature import flatten_output, split_inputs
 from momentprop.moments import is_moments
-from momentprop.structure import flatten_output, split_inputs
+from zoo import load
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

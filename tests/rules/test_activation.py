@@ -5,6 +5,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+
+import momentprop as mp
+from momentprop.moments import Moments, is_moments
+from momentprop.rules.registry import RULES
 from properties import (
     AnyRule,
     C,
@@ -19,11 +24,6 @@ from properties import (
     reason_of,
     setting,
 )
-from torch import nn
-
-import momentprop as mp
-from momentprop.moments import Moments, is_moments
-from momentprop.registry import RULES
 
 aten = torch.ops.aten
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
-from properties import C, LinearRule, Samples, X, gaussian_samples, positive, setting
 
 from momentprop.moments import Moments
+from properties import C, LinearRule, Samples, X, gaussian_samples, positive, setting
 
 aten = torch.ops.aten
 

@@ -1,10 +1,10 @@
 import pytest
 import torch
-from properties import LinearRule, X, setting
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from momentprop.rules.average_pooling import _summed_back
 from momentprop.rules.windows import Windows
+from properties import LinearRule, X, setting
 
 aten = torch.ops.aten
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
-from properties import AnyRule, Samples, Setting, X, check_gradients, gaussian_samples, local_of, setting
 
 from momentprop.moments import Moments
-from momentprop.neighbours import neighbours_of
+from momentprop.rules.neighbours import neighbours_of
+from properties import AnyRule, Samples, Setting, X, check_gradients, gaussian_samples, local_of, setting
 
 aten = torch.ops.aten
 

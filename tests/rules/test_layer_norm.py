@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from properties import AnyRule, C, Setting, X, check_bend, gaussian_samples, setting
 
 from momentprop.moments import Moments
-from momentprop.registry import RULES
+from momentprop.rules.registry import RULES
+from properties import AnyRule, C, Setting, X, check_bend, gaussian_samples, setting
 
 aten = torch.ops.aten
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from properties import C, LinearRule, X, reason_of, setting
 
 aten = torch.ops.aten

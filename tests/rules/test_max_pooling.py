@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import AnyRule, SampledRule, Samples, Setting, X, check_gradients, fixed
 
-from momentprop.gaussian import contrasted_max_moments
+from momentprop.gaussian.normal import contrasted_max_moments
 from momentprop.moments import Moments
-from momentprop.neighbours import attach, contrast_of
+from momentprop.rules.neighbours import attach, contrast_of
+from properties import AnyRule, SampledRule, Samples, Setting, X, check_gradients, fixed
 
 aten = torch.ops.aten
 max_pool2d = Setting(aten.max_pool2d.default, ()).rule

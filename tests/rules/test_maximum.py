@@ -1,9 +1,9 @@
 import pytest
 import torch
-from properties import ApproximateRule, C, SampledRule, Setting, X, gaussian_samples, setting
 
 from momentprop.moments import Moments
-from momentprop.registry import RULES
+from momentprop.rules.registry import RULES
+from properties import ApproximateRule, C, SampledRule, Setting, X, gaussian_samples, setting
 
 aten = torch.ops.aten
 

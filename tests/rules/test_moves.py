@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from properties import C, Setting, X, pulled_of, setting
 from test_shape import CAST
 from test_shape import SETTINGS as SHAPES
 
 from momentprop.moments import Moments
 from momentprop.rules import moves
 from momentprop.rules.families import by_position
+from properties import C, Setting, X, pulled_of, setting
 
 aten = torch.ops.aten
 

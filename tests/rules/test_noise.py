@@ -1,9 +1,9 @@
 import pytest
 import torch
-from properties import DTYPES, Samples, Setting, X, gaussian_samples, local_of, setting
 
-from momentprop.local import Elementwise, Linear
 from momentprop.moments import Moments
+from momentprop.rules.local import Elementwise, Linear
+from properties import DTYPES, Samples, Setting, X, gaussian_samples, local_of, setting
 
 aten = torch.ops.aten
 N = 100_000

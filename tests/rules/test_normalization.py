@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from properties import C, LinearRule, X, normal, positive, reason_of, setting
 
 aten = torch.ops.aten

@@ -1,10 +1,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from properties import AnyRule, C, Samples, Setting, X, check_gradients, gaussian_samples, local_of, positive
-from properties import setting as make
 
 from momentprop.moments import Moments, is_moments, mean_of
+from properties import AnyRule, C, Samples, Setting, X, check_gradients, gaussian_samples, local_of, positive
+from properties import setting as make
 
 linear = torch.ops.momentprop.random_linear.default
 convolution = torch.ops.momentprop.random_convolution.default

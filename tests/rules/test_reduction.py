@@ -1,8 +1,8 @@
 import pytest
 import torch
-from properties import LinearRule, X, setting
 
 from momentprop.moments import Moments
+from properties import LinearRule, X, setting
 
 aten = torch.ops.aten
 

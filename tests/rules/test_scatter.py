@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from properties import C, LinearRule, X, setting
 
 aten = torch.ops.aten

@@ -1,9 +1,9 @@
 import pytest
 import torch
-from properties import C, LinearRule, Setting, X, normal, reason_of, setting
 from torch import fx
 
 from momentprop.moments import Moments, is_moments
+from properties import C, LinearRule, Setting, X, normal, reason_of, setting
 
 aten = torch.ops.aten
 

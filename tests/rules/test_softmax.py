@@ -4,6 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._ops import OpOverload
+
+from momentprop.moments import Moments
 from properties import (
     DTYPES,
     AnyRule,
@@ -17,9 +20,6 @@ from properties import (
     gaussian_samples,
     reason_of,
 )
-from torch._ops import OpOverload
-
-from momentprop.moments import Moments
 
 aten = torch.ops.aten
 TIERS = ["paper", "default"]

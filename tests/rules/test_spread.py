@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from properties import ApproximateRule, X, setting
 
 aten = torch.ops.aten

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from momentprop.exports.onnx_runtime import check_onnx, open_session, silent_exporter
-from momentprop.flat_export import export_flat, quiet
-from momentprop.inductor import OPTIONS
+from momentprop.lowering.flat_export import export_flat, quiet
+from momentprop.lowering.inductor import OPTIONS
 
 Program = Callable[[Sequence[Tensor]], Sequence[Any]]
 

@@ -18,9 +18,9 @@ from momentprop.benchmarking.programs import Setting
 from momentprop.benchmarking.rows import Result, Row
 from momentprop.benchmarking.runtimes import RUNTIMES, Call, prepare
 from momentprop.benchmarking.subject import Subject
+from momentprop.benchmarking.threads import torch_threads
 from momentprop.benchmarking.turns import keep_freed_memory, take_turns
 from momentprop.benchmarking.work import work_of
-from momentprop.threads import torch_threads
 
 Progress = Callable[[str, float, float, str], None]  # unit, done, total, what is being done
 _PREPARE = {"eager": 2.0, "compiled": 2.0, "aot": 40.0, "onnx": 8.0}  # seconds per method, for the forecast

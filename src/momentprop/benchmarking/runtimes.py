@@ -13,14 +13,14 @@ from momentprop.benchmarking.methods import MC, PLAIN, SAVED, Method
 from momentprop.benchmarking.programs import Program, Setting, in_onnx, packaged, session
 from momentprop.benchmarking.sampling import sample_with
 from momentprop.benchmarking.subject import Subject
+from momentprop.capture.signature import EXAMPLE_BATCH
 from momentprop.exports.aoti import compile_package
 from momentprop.exports.archive import load
 from momentprop.exports.loaded import LoadedNetwork
 from momentprop.exports.onnx import export_onnx
 from momentprop.exports.onnx_runtime import check_onnx
-from momentprop.inductor import OPTIONS
-from momentprop.montecarlo import monte_carlo
-from momentprop.structure import EXAMPLE_BATCH
+from momentprop.lowering.inductor import OPTIONS
+from momentprop.sample import monte_carlo
 
 RUNTIMES = ("eager", "compiled", "aot", "onnx")
 

@@ -15,8 +15,8 @@ from torch.export import Dim
 
 from momentprop.benchmarking.programs import Program
 from momentprop.convert import BayesianNetwork
-from momentprop.montecarlo import _WORKING_SET
-from momentprop.sampler import Run, Sampler
+from momentprop.sample import _WORKING_SET
+from momentprop.sampling.sampler import Run, Sampler
 
 # (module, inputs, dynamic, name) -> what runs it
 Make = Callable[[nn.Module, Sequence[Tensor], Sequence[Any], str], Program]

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from momentprop.benchmarking.paper_network import network
 from momentprop.convert import BayesianNetwork, convert
-from momentprop.experiments.cifar_network import network
-from momentprop.frozen import FrozenNetwork
+from momentprop.lowering.frozen import FrozenNetwork
 
 
 @dataclass

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from momentprop.benchmarking.methods import MC, PLAIN, SAVED, Method
 from momentprop.benchmarking.subject import Subject
-from momentprop.montecarlo import monte_carlo
+from momentprop.sample import monte_carlo
 
 _BATCH = 2
 

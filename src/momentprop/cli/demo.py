@@ -17,9 +17,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from momentprop.benchmarking.threads import torch_threads
 from momentprop.errors import MomentpropError
 from momentprop.experiments import digits, toy
-from momentprop.threads import torch_threads
 from momentprop.version import __version__
 
 # networks this small hardly gain from a second thread, and on a busy machine waiting for it costs tenfold

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 import momentprop.rules  # noqa: F401  (registers the rules)
-from momentprop.registry import RULES
+from momentprop.rules.registry import RULES
 
 
 def ops(

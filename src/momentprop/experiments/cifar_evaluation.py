@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import momentprop as mp
-from momentprop import metrics
-from momentprop.decisions import selective_curve
+from momentprop.evaluate import metrics
+from momentprop.predict.decisions import selective_curve
 
 LogProbs = Mapping[str, Tensor]
 _CUTOFFS = 60  # of a filter curve

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import momentprop as mp
+from momentprop.benchmarking.paper_network import KNOWN, known_labels, network, normalize
 from momentprop.data import load_cifar10
-from momentprop.experiments.cifar_network import KNOWN, known_labels, network, normalize
 from momentprop.experiments.units import Workspace
 
 METHODS = ("NN", "MC", "paper", "accurate")

@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from momentprop.data import load_cifar10
-from momentprop.experiments.cifar_network import (
+from momentprop.benchmarking.paper_network import (
     KNOWN,
     for_training,
     initialize,
@@ -25,6 +24,7 @@ from momentprop.experiments.cifar_network import (
     network,
     normalize,
 )
+from momentprop.data import load_cifar10
 from momentprop.experiments.training import seeded
 from momentprop.experiments.units import Workspace
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from momentprop.benchmarking.paper_network import network
 from momentprop.data.location import missing, search_path
-from momentprop.experiments.cifar_network import network
 
 _FOLDER = "reference-cifar"
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import momentprop as mp
-from momentprop import metrics
+from momentprop.evaluate import metrics
 from momentprop.experiments.timing import best_seconds
 from momentprop.experiments.toy import network
 from momentprop.experiments.training import seeded

@@ -21,10 +21,10 @@ from typing import Any
 
 from torch import Tensor
 
+from momentprop.benchmarking.threads import torch_threads
 from momentprop.errors import MissingExtraError
 from momentprop.experiments.training import seeded
 from momentprop.experiments.versions import versions
-from momentprop.threads import torch_threads
 
 Report = Callable[[float, float, str], None]
 """Called as report(done, total, label)."""

@@ -12,8 +12,8 @@ from momentprop.errors import ExportError
 from momentprop.exports.archive import describe, moments_program, seal, written
 from momentprop.exports.metadata import Metadata
 from momentprop.exports.program import example_tensors
-from momentprop.flat_export import quiet
-from momentprop.inductor import OPTIONS
+from momentprop.lowering.flat_export import quiet
+from momentprop.lowering.inductor import OPTIONS
 
 
 def compile_package(

@@ -29,7 +29,7 @@ from momentprop.exports.metadata import MEMBER, Metadata, as_report
 from momentprop.exports.outline import Outline
 from momentprop.exports.plain_names import use_plain_names
 from momentprop.exports.program import Program, program_of
-from momentprop.flat_export import quiet
+from momentprop.lowering.flat_export import quiet
 
 
 def save(

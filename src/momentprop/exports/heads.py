@@ -10,8 +10,8 @@ from torch import Tensor
 from momentprop.errors import ExportError
 from momentprop.exports.interface import name_moments
 from momentprop.moments import is_moments
-from momentprop.predictive import classify
-from momentprop.regression import regress
+from momentprop.predict.classification import classify
+from momentprop.predict.regression import regress
 
 HEADS = ("moments", "classification", "regression")
 Head = Callable[[Any], dict[str, Tensor]]  # a network's output -> named tensors

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from momentprop.capture.signature import Signature
 from momentprop.errors import ArchiveError
 from momentprop.exports.outline import Outline, check_spec, outline, rebuild
 from momentprop.moments import Moments, is_moments, variance_of
-from momentprop.structure import Signature
 
 BATCH = "batch"  # in place of a size that is free
 _ROWS = 4  # kept of example inputs that are indices or masks

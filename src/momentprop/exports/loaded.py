@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from momentprop.capture.signature import Signature
 from momentprop.errors import ArchiveError, MomentpropError
 from momentprop.exports.interface import rebuild_moments
 from momentprop.exports.metadata import Metadata
 from momentprop.moments import is_moments
-from momentprop.structure import Signature
 
 
 class PackagedProgram:

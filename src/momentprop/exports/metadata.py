@@ -13,7 +13,7 @@ from momentprop.errors import ArchiveError, ExportError
 from momentprop.exports.interface import Call, Port
 from momentprop.exports.outline import Outline
 from momentprop.exports.program import Program
-from momentprop.records import plain
+from momentprop.predict.records import plain
 from momentprop.version import __version__
 
 LAYOUT = 1  # raised when files become unreadable for older versions

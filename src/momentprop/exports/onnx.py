@@ -24,8 +24,8 @@ from momentprop.exports.onnx_runtime import check_onnx, silent_exporter
 from momentprop.exports.onnx_tidy import tidy
 from momentprop.exports.program import Program, program_of
 from momentprop.exports.verification import Agreement, verify_onnx
-from momentprop.flat_export import quiet
-from momentprop.records import plain
+from momentprop.lowering.flat_export import quiet
+from momentprop.predict.records import plain
 
 OPSET = 20  # of ONNX 1.15, which is of 2023
 _OLDEST = 18  # what torch's exporter writes

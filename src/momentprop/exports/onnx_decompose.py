@@ -17,8 +17,8 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from momentprop.decompose import inline, traced
 from momentprop.exports.onnx_types import promoted
+from momentprop.passes.decompose import inline, traced
 
 aten = torch.ops.aten
 

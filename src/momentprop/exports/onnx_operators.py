@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from momentprop.operators import DROPPED_VARIANCE, MAX_MOMENTS, RELU_MOMENTS
+from momentprop.gaussian.composites import DROPPED_VARIANCE, MAX_MOMENTS, RELU_MOMENTS
 from momentprop.rules.max_pooling import ALIKE_MAXIMA, RECTIFIED_MAXIMA, TILED_MAXIMA
 
 _TINY = 2 * torch.finfo(torch.float32).tiny ** 0.8  # of S^2: the floor of `gaussian.safe_sqrt`

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
+from momentprop.capture.signature import EXAMPLE_BATCH, Make, Signature
 from momentprop.convert import BayesianNetwork
 from momentprop.exports.interface import BATCH, Call, Port, dtype_name
-from momentprop.flat_export import export_flat
-from momentprop.pooled_convolutions import join_convolutions
-from momentprop.rectified import join_rectified_maxima
-from momentprop.structure import EXAMPLE_BATCH, Make, Signature
+from momentprop.lowering.flat_export import export_flat
+from momentprop.lowering.pooled_convolutions import join_convolutions
+from momentprop.lowering.rectified import join_rectified_maxima
 
 
 @dataclass(frozen=True)

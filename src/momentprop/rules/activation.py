@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from momentprop import analytic, logistic, positive
-from momentprop.gaussian import positive_probability
-from momentprop.operators import relu_moments
-from momentprop.piecewise import piecewise_linear
-from momentprop.quadrature import expectation, gauss_hermite
+from momentprop.gaussian import closed_forms as analytic
+from momentprop.gaussian import logistic, positive
+from momentprop.gaussian.composites import relu_moments
+from momentprop.gaussian.normal import positive_probability
+from momentprop.gaussian.piecewise import piecewise_linear
+from momentprop.gaussian.quadrature import expectation, gauss_hermite
 from momentprop.rules.families import elementwise
 
 aten = torch.ops.aten

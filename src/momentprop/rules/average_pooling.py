@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from momentprop.local import Linear
 from momentprop.moments import Moments
-from momentprop.registry import EXACT_IF_UNCORRELATED, rule
 from momentprop.rules.convolution import transposed_convolution
 from momentprop.rules.families import per_dimension
+from momentprop.rules.local import Linear
+from momentprop.rules.registry import EXACT_IF_UNCORRELATED, rule
+from momentprop.rules.shared import share, variance_within
 from momentprop.rules.windows import Sizes, Windows
-from momentprop.shared import share, variance_within
 
 aten = torch.ops.aten
 

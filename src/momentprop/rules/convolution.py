@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from momentprop.channel_sums import squares_of_channels
-from momentprop.local import Linear
 from momentprop.moments import Moments
-from momentprop.neighbours import Contrast, Neighbours
+from momentprop.rules.channel_sums import squares_of_channels
 from momentprop.rules.families import linear_map, per_dimension
+from momentprop.rules.local import Linear
+from momentprop.rules.neighbours import Contrast, Neighbours
 
 aten = torch.ops.aten
 Sizes = int | list[int]

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from momentprop.local import Drops, Elementwise, Linear, Local, Masked
+from momentprop.gaussian.composites import dropped_variance
 from momentprop.moments import Moments, is_moments, mean_of
-from momentprop.neighbours import Neighbours, attach, lattice, neighbours_of, scaled
-from momentprop.operators import dropped_variance
-from momentprop.registry import EXACT, rule
-from momentprop.shared import moved_direction, share
+from momentprop.rules.local import Drops, Elementwise, Linear, Local, Masked
+from momentprop.rules.neighbours import Neighbours, attach, lattice, neighbours_of, scaled
+from momentprop.rules.registry import EXACT, rule
+from momentprop.rules.shared import moved_direction, share
 
 aten = torch.ops.aten
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from momentprop.local import Elementwise, Linear, Local, residual
+from momentprop.gaussian.quadrature import NODES, Nodes, expectation
 from momentprop.moments import Logits, Moments, is_moments, mean_of, variance_of
-from momentprop.neighbours import (
+from momentprop.rules.local import Elementwise, Linear, Local, residual
+from momentprop.rules.neighbours import (
     Contrast,
     Neighbours,
     attach,
@@ -24,9 +25,15 @@ from momentprop.neighbours import (
     same_in_channels,
     scaled,
 )
-from momentprop.quadrature import NODES, Nodes, expectation
-from momentprop.registry import EXACT, EXACT_IF_GAUSSIAN, EXACT_IF_UNCORRELATED, MOVES_VALUES, Refusal, rule
-from momentprop.shared import alone, direction_of, moved_direction, share
+from momentprop.rules.registry import (
+    EXACT,
+    EXACT_IF_GAUSSIAN,
+    EXACT_IF_UNCORRELATED,
+    MOVES_VALUES,
+    Refusal,
+    rule,
+)
+from momentprop.rules.shared import alone, direction_of, moved_direction, share
 
 BY_QUADRATURE = "approximate: 13-point quadrature, if Gaussian"
 

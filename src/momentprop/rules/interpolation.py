@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from momentprop.local import Linear
 from momentprop.moments import Moments
-from momentprop.registry import EXACT_IF_UNCORRELATED, rule
+from momentprop.rules.local import Linear
+from momentprop.rules.registry import EXACT_IF_UNCORRELATED, rule
 
 aten = torch.ops.aten
 

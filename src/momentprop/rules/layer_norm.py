@@ -32,10 +32,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from momentprop.local import Linear
 from momentprop.moments import Moments
-from momentprop.registry import rule
 from momentprop.rules.families import only_random
+from momentprop.rules.local import Linear
+from momentprop.rules.registry import rule
 
 aten = torch.ops.aten
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from momentprop.local import Linear
 from momentprop.moments import Moments
 from momentprop.rules.families import linear_map
+from momentprop.rules.local import Linear
 
 aten = torch.ops.aten
 

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from momentprop.gaussian import alike_max_moments, contrasted_max_moments, max_response
-from momentprop.local import Linear
+from momentprop.gaussian.composites import composite, max_moments, relu_moments
+from momentprop.gaussian.normal import alike_max_moments, contrasted_max_moments, max_response
 from momentprop.moments import Moments
-from momentprop.neighbours import contrast_of, neighbours_of
-from momentprop.operators import composite, max_moments, relu_moments
-from momentprop.registry import rule
 from momentprop.rules.convolution import transposed_convolution
+from momentprop.rules.local import Linear
+from momentprop.rules.neighbours import contrast_of, neighbours_of
+from momentprop.rules.registry import rule
 from momentprop.rules.windows import Position, Sizes, Windows
 
 aten = torch.ops.aten

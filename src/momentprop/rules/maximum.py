@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from momentprop.gaussian import max_response
-from momentprop.local import Linear
+from momentprop.gaussian.normal import max_response
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
-from momentprop.registry import EXACT_IF_GAUSSIAN, rule
 from momentprop.rules.families import gathered, lifted, shape_query
+from momentprop.rules.local import Linear
+from momentprop.rules.registry import EXACT_IF_GAUSSIAN, rule
 
 aten = torch.ops.aten
 

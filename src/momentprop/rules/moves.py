@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from momentprop.local import Linear
 from momentprop.moments import Moments, is_moments
 from momentprop.rules.families import gathered
+from momentprop.rules.local import Linear
 
 Cotangents = list[Tensor | None]
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from momentprop.local import Elementwise, Linear, Local
 from momentprop.moments import Moments, is_moments, mean_of
-from momentprop.registry import EXACT, rule
 from momentprop.rules.families import gathered
+from momentprop.rules.local import Elementwise, Linear, Local
+from momentprop.rules.registry import EXACT, rule
 
 aten = torch.ops.aten
 

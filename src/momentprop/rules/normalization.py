@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from momentprop.local import Elementwise
 from momentprop.moments import Moments
-from momentprop.registry import EXACT, rule
 from momentprop.rules.families import affine, only_random
+from momentprop.rules.local import Elementwise
+from momentprop.rules.registry import EXACT, rule
 
 aten = torch.ops.aten
 

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from momentprop.local import Linear, Local
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
-from momentprop.registry import EXACT_IF_UNCORRELATED, rule
 from momentprop.rules.families import affine, broadcast, gathered, lifted, scaling, squared
+from momentprop.rules.local import Linear, Local
+from momentprop.rules.registry import EXACT_IF_UNCORRELATED, rule
 
 aten = torch.ops.aten
 

@@ -22,12 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from momentprop.gaussian import safe_sqrt
-from momentprop.local import Linear
+from momentprop.gaussian.normal import safe_sqrt
 from momentprop.moments import Moments, is_moments, mean_of
-from momentprop.registry import EXACT_IF_UNCORRELATED, rule
 from momentprop.rules.convolution import Geometry, transposed_convolution
 from momentprop.rules.families import only_random
+from momentprop.rules.local import Linear
+from momentprop.rules.registry import EXACT_IF_UNCORRELATED, rule
 
 aten = torch.ops.aten
 

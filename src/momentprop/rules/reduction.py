@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from momentprop.local import Linear
 from momentprop.moments import Moments
-from momentprop.registry import EXACT_IF_UNCORRELATED, rule
-from momentprop.shared import share, variance_within
+from momentprop.rules.local import Linear
+from momentprop.rules.registry import EXACT_IF_UNCORRELATED, rule
+from momentprop.rules.shared import share, variance_within
 
 aten = torch.ops.aten
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from momentprop.local import Linear
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
-from momentprop.registry import EXACT, EXACT_IF_UNCORRELATED, MOVES_VALUES, rule
 from momentprop.rules.families import gathered, only_random
+from momentprop.rules.local import Linear
+from momentprop.rules.registry import EXACT, EXACT_IF_UNCORRELATED, MOVES_VALUES, rule
 
 aten = torch.ops.aten
 

@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from momentprop.local import Linear, Local
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
-from momentprop.registry import EXACT, MOVES_VALUES, rule
 from momentprop.rules.families import (
     by_position,
     gathered,
@@ -20,6 +18,7 @@ from momentprop.rules.families import (
     same_order,
     shape_query,
 )
+from momentprop.rules.local import Linear, Local
 from momentprop.rules.moves import (
     cast,
     cut,
@@ -33,7 +32,8 @@ from momentprop.rules.moves import (
     swapped,
     unbound,
 )
-from momentprop.shared import direction_of, share
+from momentprop.rules.registry import EXACT, MOVES_VALUES, rule
+from momentprop.rules.shared import direction_of, share
 
 aten = torch.ops.aten
 

@@ -40,10 +40,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from momentprop.gaussian import log_normal_cdf, safe_sqrt
-from momentprop.local import Linear
+from momentprop.gaussian.normal import log_normal_cdf, safe_sqrt
 from momentprop.moments import Logits, Moments
-from momentprop.registry import rule
+from momentprop.rules.local import Linear
+from momentprop.rules.registry import rule
 
 aten = torch.ops.aten
 

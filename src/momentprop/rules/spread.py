@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from momentprop.local import Linear
+from momentprop.gaussian.positive import sqrt_response
 from momentprop.moments import Moments
-from momentprop.positive import sqrt_response
-from momentprop.registry import rule
+from momentprop.rules.local import Linear
 from momentprop.rules.reduction import dimensions
+from momentprop.rules.registry import rule
 
 aten = torch.ops.aten
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from momentprop.moments import Moments
-from momentprop.neighbours import neighbours_of
 from momentprop.rules.convolution import Geometry
 from momentprop.rules.families import per_dimension
+from momentprop.rules.neighbours import neighbours_of
 
 aten = torch.ops.aten
 Sizes = int | list[int]

@@ -9,12 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from momentprop.decisions import selective_curve
-from momentprop.estimates import Estimate, mean_estimate
-from momentprop.metrics import accuracy, auroc, brier, coverage, crps_gaussian, ece, nll, reliability, rmse
+from momentprop.evaluate.estimates import Estimate, mean_estimate
+from momentprop.evaluate.metrics import (
+    accuracy,
+    auroc,
+    brier,
+    coverage,
+    crps_gaussian,
+    ece,
+    nll,
+    reliability,
+    rmse,
+)
 from momentprop.moments import Moments
-from momentprop.montecarlo import SampledMoments
-from momentprop.regression import RegressionPredictive, fit_noise, regress
+from momentprop.predict.decisions import selective_curve
+from momentprop.predict.regression import RegressionPredictive, fit_noise, regress
+from momentprop.sample import SampledMoments
 from momentprop.validation.equivalence import correlation, entropy
 from momentprop.validation.outputs import evenly
 from momentprop.validation.sampling import Sampled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from momentprop.estimates import Estimate
+from momentprop.evaluate.estimates import Estimate
 from momentprop.validation.equivalence import Samples
 from momentprop.validation.figures import Figures, OutputRow
 from momentprop.validation.latency import LatencyRow

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from momentprop.montecarlo import monte_carlo
+from momentprop.sample import monte_carlo
 from momentprop.validation.inputs import Inputs
 
 MC_SAMPLES = 50

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from momentprop.adjoint import TwoSweeps
+from momentprop.capture.trace import Trace, place_of
 from momentprop.convert import BayesianNetwork
+from momentprop.engine.adjoint import TwoSweeps
+from momentprop.engine.per_sample import PerSample
 from momentprop.moments import Moments, is_moments
-from momentprop.montecarlo import Collector, SampledMoments
-from momentprop.per_sample import PerSample
-from momentprop.sampler import Sampler
-from momentprop.trace import Trace, place_of
+from momentprop.sample import Collector, SampledMoments
+from momentprop.sampling.sampler import Sampler
 from momentprop.validation.inputs import Inputs
 from momentprop.validation.outputs import evenly
 

@@ -9,7 +9,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from momentprop.estimates import Estimate
+from momentprop.evaluate.estimates import Estimate
 from momentprop.validation.findings import shown
 
 Cell = tuple[str, float | str | None]  # markup, and what to sort by

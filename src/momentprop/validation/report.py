@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from momentprop.records import plain
+from momentprop.predict.records import plain
 from momentprop.validation.findings import AGREEMENT, LABELS, MC, QUALITY, Findings, shown
 from momentprop.validation.page import page
 from momentprop.validation.verdict import GRADES

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from momentprop.capture.trace import Trace
 from momentprop.errors import InputError
-from momentprop.montecarlo import Collector, lookup
-from momentprop.sampler import Run, Sampler
-from momentprop.trace import Trace
+from momentprop.sample import Collector, lookup
+from momentprop.sampling.sampler import Run, Sampler
 from momentprop.validation.equivalence import MOST_BLOCKS, SIZES, Classes, Gaussian, Predictive, entropy
 from momentprop.validation.inputs import BATCH, Inputs
 from momentprop.validation.interruption import between_steps

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from momentprop.adjoint import TwoSweeps
+from momentprop.capture.trace import Trace, trace
 from momentprop.convert import BayesianNetwork
+from momentprop.engine.adjoint import TwoSweeps
+from momentprop.engine.selection import Selection
 from momentprop.errors import CovarianceError, MissingRuleError
-from momentprop.selection import Selection
-from momentprop.trace import Trace, trace
-from momentprop.unsupported import UNSUPPORTED
+from momentprop.passes.stand_ins.unsupported import UNSUPPORTED
 from momentprop.validation.inputs import Inputs
 from momentprop.validation.outputs import LOGITS, Layout, one_output
 
@@ -77,7 +77,7 @@ class Predicted:
 
 def predict(network: nn.Module, inputs: Inputs, layout: Layout, output: int, batch: int) -> Predicted:
     """Moments of a converted network, and the classes' predictive distribution that they give."""
-    from momentprop.predictive import classify
+    from momentprop.predict.classification import classify
 
     parts = []
     for given in inputs.batches(batch):

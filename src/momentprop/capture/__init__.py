@@ -1,0 +1,1 @@
+"""Captures an nn.Module as one functional graph with its noise in it."""

@@ -1,0 +1,1 @@
+"""Runs a graph of rules: the forward sweep of moments, and the backward sweep for their covariance."""

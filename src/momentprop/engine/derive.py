@@ -1,0 +1,71 @@
+"""The gain of an element-by-element rule that does not give one, derived once, at conversion.
+
+It is the derivative of the output's mean by the input's, the variance held fixed. It is taken symbolically
+on the traced shapes, and what is left are plain operators: nothing is differentiated at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from momentprop.capture.trace import place_of
+from momentprop.errors import CovarianceError
+from momentprop.moments import Moments, is_moments, mean_of
+from momentprop.rules.local import Elementwise, residual
+from momentprop.rules.registry import Rule
+
+_VALUES = (Tensor, torch.SymInt)
+
+
+@dataclass(frozen=True)
+class DerivedGain:
+    """The gain of a rule at one node, as a program of plain operators."""
+
+    program: Callable[..., Tensor]
+
+    def __call__(self, out: Moments, args: Any, kwargs: Any) -> Elementwise:
+        leaves = pytree.tree_leaves((args, kwargs), is_leaf=is_moments)
+        (x,) = [v for v in leaves if is_moments(v)]
+        gain = self.program(x.variance, *[mean_of(v) for v in leaves if isinstance(v, (Moments, *_VALUES))])
+        return Elementwise(gain, residual(out.variance, gain, x.variance))
+
+
+def derive_gain(node: fx.Node, rule: Rule, random: set[fx.Node]) -> DerivedGain:
+    """The gain of a rule at a node of the graph."""
+    leaves, spec = pytree.tree_flatten(fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val")))
+    nodes = [n for n in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(n, fx.Node)]
+    given: list[Any] = [v for v in leaves if isinstance(v, _VALUES)]
+    index = next(i for i, n in enumerate(nodes) if n in random)
+    mode = next(v.fake_mode for v in given if isinstance(v, FakeTensor))
+
+    def gain(variance: Tensor, *values: Any) -> Tensor:
+        def mean(x: Tensor) -> Tensor:
+            rest = iter([*values[:index], Moments(x, variance), *values[index + 1 :]])
+            filled = [next(rest) if isinstance(leaf, _VALUES) else leaf for leaf in leaves]
+            args, kwargs = pytree.tree_unflatten(filled, spec)
+            return mean_of(rule.function(*args, **kwargs))
+
+        out, vjp = torch.func.vjp(mean, values[index])  # type: ignore[misc]
+        return vjp(torch.ones_like(out))[0]
+
+    try:
+        with mode:
+            if given[index].shape != node.meta["val"].shape:
+                raise ValueError("its random input is broadcast")
+            # a tensor of its own: the same one twice would be one input of the program
+            program = make_fx(gain)(torch.empty_like(given[index]), *given)
+    except Exception as error:
+        raise CovarianceError(
+            f"the gain of a rule could not be derived: {error}\n  {place_of(node)}"
+        ) from error
+    program.graph.eliminate_dead_code()
+    program.recompile()
+    return DerivedGain(program)

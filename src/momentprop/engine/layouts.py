@@ -1,0 +1,166 @@
+"""Which elements of a traced value belong to which sample of the batch.
+
+Covariance is wanted between outputs of one sample. For that the sweep back has to know, at every source of
+noise, which elements belong to which sample; and models move, merge and split their batch dimension as they
+like (`[B, T, C] -> [B T, C]`, `[T, B, C]`). So it is observed: the network runs on a small random batch, and
+once more with one sample of it changed. What is different then depends on that sample.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from momentprop.capture.idle import run
+from momentprop.capture.trace import Trace
+
+_CHANGED = 1  # not the middle one: a flipped batch must not look like one that is not
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_TRIES = 2  # an activation may hide a change, not every time
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A value in row-major order is [before, batch, after]."""
+
+    before: int
+    after: int
+    whole: bool = True  # the first dimension is the batch, and nothing else
+
+    @property
+    def size(self) -> int:
+        """Elements per sample."""
+        return self.before * self.after
+
+    def batch_of(self, value: Tensor) -> Any:
+        """The number of samples."""
+        return value.shape[0] if self.whole else value.numel() // self.size
+
+    def split(self, rows: Tensor, batch: Any) -> Tensor:
+        """[K, *shape] -> [batch, K, elements], the rest of the shape being anything."""
+        if self.whole:
+            return rows.flatten(2).transpose(0, 1) if rows.dim() > 2 else rows.T[..., None]
+        if batch == 0:
+            return rows.new_zeros(0, rows.shape[0], 0)
+        parts = rows.reshape(rows.shape[0], self.before, batch, -1)
+        return parts.permute(2, 0, 1, 3).reshape(batch, rows.shape[0], -1)
+
+    def samples(self, value: Tensor) -> Tensor:
+        """A value as [batch, elements], a sample's elements in row-major order."""
+        parts = value.reshape(self.before, self.batch_of(value), self.after)
+        return parts.transpose(0, 1).reshape(-1, self.size)
+
+    def restored(self, samples: Tensor, like: Tensor) -> Tensor:
+        """The inverse of `samples`, for leading dimensions too: [..., batch, elements] -> [..., *shape]."""
+        lead = samples.shape[:-2]
+        parts = samples.reshape(*lead, samples.shape[-2], self.before, self.after)
+        return parts.transpose(-3, -2).reshape(*lead, *like.shape)
+
+
+def layouts(trace: Trace, state: list[Tensor]) -> dict[str, Layout]:
+    """The layout of every value, by name, that depends on the inputs and in which samples do not mix."""
+    for own_integers in (False, True):  # models may refuse tokens of which none ends the sentence
+        try:
+            return _observed(trace, state, own_integers)
+        except Exception:
+            continue
+    return {}  # the model cannot run on such a batch: nothing is known about any value
+
+
+def _observed(trace: Trace, state: list[Tensor], own_integers: bool) -> dict[str, Layout]:
+    batch = _batch_size(trace)
+    found = {}
+    inputs = [_inputs(trace, state, batch, seed, own_integers) for seed in range(_TRIES + 1)]
+    own = {*trace.input_nodes}
+    for node, values in run(trace.graph, trace.root, inputs, centred=False):
+        first, *tries = [v[0] if isinstance(v, (list, tuple)) and len(v) else v for v in values]
+        inner = node.op == "call_function" or node in own
+        if not inner or not isinstance(first, Tensor):
+            continue
+        touched = torch.zeros_like(first, dtype=torch.bool)
+        for after in tries:
+            touched |= _bits(after) != _bits(first)
+        layout = _layout(touched, batch)
+        if layout is not None:
+            found[node.name] = layout
+    return found
+
+
+def _layout(touched: Tensor, batch: int) -> Layout | None:
+    """A cut of the value into samples such that what was touched lies in one of them.
+
+    It may be less than that sample: padding is part of a sample, but does not depend on it.
+    """
+    total = int(touched.count_nonzero())
+    if not total:
+        return _layout_by_size(touched, batch)
+    for d, size in enumerate(touched.shape):
+        before, after = math.prod(touched.shape[:d]), math.prod(touched.shape[d + 1 :])
+        for outer in range(1, size // batch + 1):  # a merged dimension is [outer, batch, inner]
+            inner, rest = divmod(size, batch * outer)
+            if rest:
+                continue
+            cut = touched.reshape(before * outer, batch, inner * after)
+            if int(cut[:, _CHANGED].count_nonzero()) == total:
+                return Layout(before * outer, inner * after, d == 0 and size == batch)
+    return None
+
+
+def _bits(value: Tensor) -> Tensor:
+    """The value as integers: to compare, NaN is a value like others."""
+    return value.view(_INTEGERS[value.element_size()]) if value.is_floating_point() else value
+
+
+def _layout_by_size(value: Tensor, batch: int) -> Layout | None:
+    """For values that no sample changes (padding, units that are off): no other size is that of the batch."""
+    for d, size in enumerate(value.shape):
+        if size == batch:
+            return Layout(math.prod(value.shape[:d]), math.prod(value.shape[d + 1 :]), d == 0)
+    return None
+
+
+def _batch_size(trace: Trace) -> int:
+    """A small number that is no factor of any other size in the graph."""
+    values = [node.meta.get("val") for node in trace.graph.nodes]
+    sizes = {s for v in values if isinstance(v, Tensor) for s in v.shape if isinstance(s, int)}
+    primes = (5, 7, 11, 13, 17, 19, 23)
+    return next((p for p in primes if all(s % p for s in sizes)), primes[-1])
+
+
+def _inputs(trace: Trace, state: list[Tensor], batch: int, seed: int, own_integers: bool) -> list[Any]:
+    """State and a small batch; a seed other than 0 changes one sample of it.
+
+    Integers are 0, and 1 where changed; or those that the model was traced with, and moved on by one.
+    """
+    signature = trace.signature
+    generator = torch.Generator().manual_seed(0)
+    known = signature.integers if own_integers else [None] * len(signature.examples)
+    inputs = []
+    for example, given, batched in zip(signature.examples, known, signature.batched, strict=True):
+        if given is None:
+            inputs.append(_probe(example, generator, batch if batched else None))
+        else:
+            inputs.append(given[:1].repeat(batch, *[1] * (given.dim() - 1)) if batched else given)
+    if seed:
+        generator.manual_seed(seed)
+        for value, given, batched in zip(inputs, known, signature.batched, strict=True):
+            if batched and given is not None:
+                value[_CHANGED] = given[seed % len(given)].roll(seed, -1) if given.dim() > 1 else given[0]
+            elif batched:
+                value[_CHANGED] = _probe(value[_CHANGED], generator, change=True)
+    device = next((t.device for t in state), torch.device("cpu"))
+    return [v.to(device) if isinstance(v, Tensor) else v for v in [*state, *inputs]]
+
+
+def _probe(example: Any, generator: torch.Generator, batch: int | None = None, change: bool = False) -> Any:
+    """Numbers in -1..1, everyday inputs that are 0 as an index too; integers 0, or 1 for a change."""
+    if not isinstance(example, Tensor):
+        return example
+    shape = example.shape if batch is None else [batch, *example.shape[1:]]
+    if not example.is_floating_point():
+        return torch.full(shape, int(change), dtype=example.dtype)
+    return torch.rand(shape, dtype=example.dtype, generator=generator, device="cpu") * 2 - 1

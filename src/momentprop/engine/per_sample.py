@@ -1,0 +1,208 @@
+"""Networks whose samples share noise: each sample by itself, all of them at once.
+
+Dropout of a tensor without a batch dimension, such as a table of positions, is the same for the whole batch.
+Which noise a sample shares with others does not matter for the covariance of its own outputs: a batch of one
+has the same distribution. So the two sweeps run on batches of one, where every value belongs to the one
+sample, mapped over the batch by `torch.vmap`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from momentprop.capture.trace import Trace, place_of
+from momentprop.engine.adjoint import TwoSweeps
+from momentprop.engine.layouts import Layout
+from momentprop.engine.selection import Selection
+from momentprop.errors import CovarianceError
+from momentprop.moments import Jumps, Logits, Moments, is_moments
+from momentprop.rules.registry import RULES
+
+aten = torch.ops.aten
+
+
+def two_sweeps(
+    trace: Trace,
+    random: set[fx.Node],
+    layouts: Mapping[str, Layout],
+    selection: Selection,
+    state: list[Tensor],
+    jumps: int = 0,
+) -> TwoSweeps:
+    """The program of tier `accurate`; sample by sample, if samples share noise."""
+    shared = [n for n in trace.graph.nodes if n in random and n.name not in layouts]
+    dependent = _dependent(trace)
+    if not layouts or not shared or any(node in dependent for node in shared):
+        return TwoSweeps(trace, random, layouts, selection, jumps)
+    try:
+        program = PerSample(trace, random, layouts, selection, shared, jumps)
+        program(*state, *[_example(v, b) for v, b in _examples(trace)])
+    except Exception as error:
+        raise CovarianceError(
+            f"samples of the batch share noise, and cannot be taken one by one ({error}):\n"
+            f"  {place_of(shared[0])}"
+        ) from error
+    return program
+
+
+def _examples(trace: Trace) -> list[tuple[Any, bool]]:
+    return list(zip(trace.signature.examples, trace.signature.batched, strict=True))
+
+
+def _example(value: Any, batched: bool) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return torch.zeros([2, *value.shape[1:]] if batched else value.shape, dtype=value.dtype)
+
+
+def _dependent(trace: Trace) -> set[fx.Node]:
+    """What depends on the values of the inputs, not on their number alone."""
+    dependent = set(trace.input_nodes)
+    for node in trace.graph.nodes:
+        rule = RULES.find(node.target, "accurate")
+        by_value = rule is None or not rule.ignores_values
+        if node.op == "call_function" and by_value and any(n in dependent for n in node.all_input_nodes):
+            dependent.add(node)
+    return dependent
+
+
+class PerSample(TwoSweeps):
+    """TwoSweeps for every sample of a batch by itself."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        random: set[fx.Node],
+        layouts: Mapping[str, Layout],
+        selection: Selection,
+        shared: list[fx.Node],
+        jumps: int = 0,
+    ) -> None:
+        copy = dataclasses.replace(trace, graph=trace.copy_graph())
+        names = {node.name for node in random}
+        for node in copy.graph.nodes:
+            if node.target is aten.sym_size.int:  # which vmap does not know
+                node.target = _size
+            elif node.target is aten.layer_norm.default and node.name not in names:
+                node.target = _layer_norm
+        own = {node.name: Layout(1, _size_of_one(node), False) for node in shared}
+        marked = {node for node in copy.graph.nodes if node.name in names}
+        super().__init__(copy, marked, {**layouts, **own}, selection, jumps)
+        self.n_state = len(trace.state)
+        self.batched = trace.signature.batched
+        outputs: Any = next(reversed(trace.graph.nodes)).args[0]
+        self.places = [_batch_place(v, layouts) for v in outputs]
+
+    def forward(self, *values: Any) -> list[Any]:
+        state, inputs = values[: self.n_state], values[self.n_state :]
+        given: list[Tensor] = []
+        for value, batched in zip(inputs, self.batched, strict=True):
+            if batched:
+                given += [value.mean, value.variance] if is_moments(value) else [value]
+        empty = given[0].shape[0] == 0  # which vmap does not take
+        if empty:
+            given = [v.new_zeros(1, *v.shape[1:]) for v in given]
+        kept: list[Any] = []
+
+        def run(*one: Tensor) -> tuple[Tensor, ...]:
+            rest = iter([v.unsqueeze(0) for v in one])
+            filled = []
+            for value, batched in zip(inputs, self.batched, strict=True):
+                filled.append(_next(value, rest) if batched else value)
+            outputs = TwoSweeps.forward(self, *state, *filled)
+            kept[:] = outputs
+            return tuple([t for out in outputs for t in _tensors(out)])
+
+        found = iter(torch.vmap(run)(*given))
+        batch = 0 if empty else given[0].shape[0]
+        return [_joined(out, found, place, batch) for out, place in zip(kept, self.places, strict=True)]
+
+
+def _next(value: Any, rest: Any) -> Any:
+    return Moments(next(rest), next(rest)) if is_moments(value) else next(rest)
+
+
+def _size(x: Any, dim: int) -> Any:
+    return x.shape[dim]
+
+
+def _layer_norm(
+    x: Tensor, shape: list[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Tensor:
+    """For a free batch written out: in its own operator vmap would fix the batch's size."""
+    if not torch.compiler.is_exporting():
+        return F.layer_norm(x, shape, weight, bias, eps)
+    variance, mean = torch.var_mean(x, list(range(-len(shape), 0)), correction=0, keepdim=True)
+    out = (x - mean) * torch.rsqrt(variance + eps)
+    out = out if weight is None else out * weight
+    return out if bias is None else out + bias
+
+
+def _size_of_one(node: fx.Node) -> int:
+    """Elements of a value in a batch of one."""
+    value = node.meta["val"]
+    value = value[0] if isinstance(value, (list, tuple)) else value
+    sizes: list[Any] = list(value.shape)
+    for i, size in enumerate(sizes):
+        if isinstance(size, torch.SymInt):
+            expression = size.node.expr
+            sizes[i] = int(expression.subs(dict.fromkeys(expression.free_symbols, 1)))
+    return math.prod(sizes)
+
+
+def _batch_place(output: Any, layouts: Mapping[str, Layout]) -> tuple[int, Layout] | None:
+    """The dimension of an output that holds the batch, and its layout; None if it has none."""
+    if not isinstance(output, fx.Node) or output.name not in layouts:
+        return None
+    value = output.meta["val"]
+    found = [d for d, size in enumerate(value.shape) if isinstance(size, torch.SymInt)]
+    return (found[0], layouts[output.name]) if found else None
+
+
+def _tensors(out: Any) -> list[Tensor]:
+    """The tensors of an output, in a fixed order."""
+    if isinstance(out, Tensor):
+        return [out]
+    if not is_moments(out):
+        return []
+    found = [t for t in (out.mean, out.variance, out.covariance, out.indices) if t is not None]
+    if out.jumps is not None:
+        found += [*out.jumps.effects, *out.jumps.probabilities]  # one by one: each has the output's shape
+    return found + (_tensors(out.logits.moments) if out.logits is not None else [])
+
+
+def _joined(out: Any, found: Any, place: tuple[int, Layout] | None, batch: Any) -> Any:
+    """An output of the batch: `out` is that of one sample, `found` gives all samples' tensors."""
+
+    def values(one: Tensor) -> Tensor:
+        every: Tensor = next(found)
+        if place is None:
+            return every[0]
+        dim, layout = place
+        shape = [batch * s if d == dim else s for d, s in enumerate(one.shape)]
+        rows = every[:batch].reshape(batch, layout.before, one.numel() // layout.before)
+        return rows.transpose(0, 1).reshape(shape)
+
+    if isinstance(out, Tensor):
+        return values(out)
+    if not is_moments(out):
+        return out
+    mean, variance = values(out.mean), values(out.variance)
+    covariance = None if out.covariance is None else next(found)[:batch].flatten(0, 1)
+    indices = None if out.indices is None else next(found)[:batch].flatten(0, 1)
+    jumps, logits = None, None
+    if out.jumps is not None:
+        effects, p = (
+            torch.stack([values(out.mean) for _ in t]) for t in (out.jumps.effects, out.jumps.probabilities)
+        )
+        jumps = Jumps(effects, p)
+    if out.logits is not None:
+        logits = Logits(_joined(out.logits.moments, found, place, batch), out.logits.dim)
+    return Moments(mean, variance, covariance, indices, logits, jumps)

@@ -1,0 +1,1 @@
+"""Scores of predictions: metrics and how certain they are."""

@@ -1,0 +1,1 @@
+"""Formulas of normal random variables, on tensors alone."""

@@ -1,0 +1,1 @@
+"""Edits fx graphs and reads what their nodes say."""

@@ -1,0 +1,199 @@
+"""A converted network as constants: whatever depends on weights alone is computed once.
+
+Squared weights, folded batch norm, flipped weights of the sweep back: a converted network computes them in
+every call, because the model may be trained meanwhile. Frozen, they are buffers: the graph is exported with
+any batch size, and every operator whose inputs are constants gives way to its result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from momentprop.capture.signature import Signature, rebuild_output
+from momentprop.errors import MomentpropError
+from momentprop.lowering.flat_export import export_flat, quiet
+from momentprop.lowering.inductor import Compiled
+from momentprop.lowering.pooled_convolutions import join_convolutions
+from momentprop.lowering.rectified import join_rectified_maxima
+from momentprop.moments import as_moments, is_moments, plain
+
+_COMPUTED = (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)  # not constants: they follow from inputs
+_CHECK = torch.ops.aten._assert_tensor_metadata.default  # of constants it says nothing
+_GROWTH = 2  # of a constant over what it is computed from; what grows more is computed when it is needed
+
+
+class FrozenNetwork(Compiled):
+    """A converted network whose weights are its own: training the model is not seen here any more.
+
+    Called like the network it was made of. Calls write nothing, so threads may share it.
+    """
+
+    def __init__(
+        self,
+        program: fx.GraphModule,
+        outputs: _Outputs,
+        signature: Signature,
+        uncertain: tuple[bool, ...],
+        out_spec: pytree.TreeSpec,
+        fidelity: str,
+    ) -> None:
+        super().__init__()
+        self.program = program
+        self.signature = signature
+        self.uncertain = uncertain  # which of the inputs, flattened, may be given as `Moments`
+        self._outputs, self._out_spec, self._fidelity = outputs, out_spec, fidelity
+        self.training = False
+
+    @property
+    def fidelity(self) -> str:
+        """The tier of rules in use."""
+        return self._fidelity
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        leaves = self.signature.flatten(args, kwargs)
+        for leaf, uncertain in zip(leaves, self.uncertain, strict=True):
+            if is_moments(leaf) and not uncertain:
+                raise MomentpropError(
+                    "this input was not uncertain when the network was frozen; call it with Moments before"
+                )
+        found = self.program(*self.signature.split(leaves, self.uncertain))
+        return rebuild_output(self._outputs.rebuilt(found), self._out_spec)
+
+    def train(self, mode: bool = True) -> FrozenNetwork:
+        """There is one mode: nothing happens."""
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenNetwork:
+        for tensor in self.buffers():
+            moved = fn(tensor)
+            if moved.dtype != tensor.dtype or moved.device != tensor.device:
+                raise MomentpropError(
+                    "a frozen network stays where it is: move the converted one, and freeze that"
+                )
+        return self
+
+
+class _Outputs:
+    """Which of the flat outputs are computed (tensors, and sizes that follow from the batch); the others."""
+
+    def __init__(self, moments: list[Any]) -> None:
+        leaves, self.spec = pytree.tree_flatten(moments)
+        self.leaves = [None if isinstance(v, _COMPUTED) else (v,) for v in leaves]
+        self.computed = [v for v in leaves if isinstance(v, _COMPUTED)]
+
+    def rebuilt(self, computed: Sequence[Any]) -> list[Any]:
+        rest = list(computed)[::-1]
+        leaves = [rest.pop() if constant is None else constant[0] for constant in self.leaves]
+        found: list[Any] = pytree.tree_unflatten(leaves, self.spec)
+        return found
+
+
+class _Flat(nn.Module):
+    """A program with its state inside, as a function of flat tensors that returns what is computed, flat."""
+
+    def __init__(
+        self,
+        program: nn.Module,
+        state: Sequence[Tensor],
+        signature: Signature,
+        uncertain: Sequence[bool],
+        keep: Callable[[_Outputs], None],
+    ) -> None:
+        super().__init__()
+        self.inner, self.signature, self.uncertain, self.keep = program, signature, uncertain, keep
+        copies: dict[int, Tensor] = {}
+        for i, tensor in enumerate(state):
+            copy = copies.setdefault(id(tensor), tensor.detach().clone())
+            self.register_buffer(f"state_{i}", copy)
+        self.n_state = len(state)
+
+    def forward(self, *tensors: Tensor) -> tuple[Any, ...]:
+        leaves = self.signature.joined(tensors, self.uncertain)
+        found = self.inner(*[getattr(self, f"state_{i}") for i in range(self.n_state)], *leaves)
+        outputs = _Outputs([plain(v) if is_moments(v) else as_moments(v) for v in found])
+        computed, outputs.computed = tuple(outputs.computed), []
+        self.keep(outputs)
+        return computed
+
+
+def freeze(
+    program: nn.Module,
+    state: Sequence[Tensor],
+    signature: Signature,
+    uncertain: tuple[bool, ...],
+    out_spec: pytree.TreeSpec,
+    fidelity: str,
+) -> FrozenNetwork:
+    """program(*state, *inputs) -> flat outputs, with this state for good."""
+    kept: list[_Outputs] = []
+    flat = _Flat(program, state, signature, uncertain, lambda outputs: kept.append(outputs)).eval()
+    device = next((t.device for t in flat.buffers()), torch.device("cpu"))
+    exported = export_flat(flat, signature.tensors(uncertain, device), signature.dynamic(uncertain))
+    with quiet(), torch.no_grad():
+        constants = folded(exported.module(check_guards=False))
+    return FrozenNetwork(constants, kept[-1], signature, uncertain, out_spec, fidelity)
+
+
+def folded(module: fx.GraphModule) -> fx.GraphModule:
+    """The module with operators on constants replaced by their results; a function of flat tensors."""
+    graph = module.graph
+    join_rectified_maxima(graph)
+    join_convolutions(graph)
+    graph.set_codegen(fx.graph.CodeGen())
+    known: dict[fx.Node, Any] = {}
+    kept: dict[str, Any] = {}
+    for node in list(graph.nodes):
+        if node.op == "get_attr":
+            value = _attribute(module, str(node.target))
+            kept[str(node.target)] = value
+            if isinstance(value, Tensor):
+                known[node] = value
+        elif _is_constant(node, known):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+            value = node.target(*args, **kwargs)
+            if node.target is _CHECK:
+                graph.erase_node(node)
+            elif _size(value) <= _GROWTH * sum(_size(known[n]) for n in node.all_input_nodes):
+                known[node] = value
+    for node in list(known):
+        users = [user for user in node.users if user not in known]
+        if node.op != "get_attr" and users and isinstance(known[node], Tensor):
+            name = f"constant_{len(kept)}"
+            kept[name] = known[node].detach()
+            module.register_buffer(name, kept[name])
+            with graph.inserting_before(node):
+                constant = graph.get_attr(name)
+            constant.meta = dict(node.meta)
+            for user in users:
+                user.replace_input_with(node, constant)
+    graph.eliminate_dead_code()
+    used = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    return fx.GraphModule({name: value for name, value in kept.items() if name in used}, graph, "Frozen")
+
+
+def _is_constant(node: fx.Node, known: dict[fx.Node, Any]) -> bool:
+    if node.op != "call_function" or not node.all_input_nodes:
+        return False
+    if isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
+        return False
+    return all(n in known for n in node.all_input_nodes)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, (list, tuple)):
+        return sum(map(_size, value))
+    return math.prod(value.shape) if isinstance(value, Tensor) else 0
+
+
+def _attribute(module: nn.Module, name: str) -> Any:
+    value: Any = module
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value

@@ -1,0 +1,118 @@
+"""An operator without a rule -> operators that have one, by PyTorch's own decompositions.
+
+Only operators that need it are decomposed: decomposing a whole graph erases or rewrites its dropouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._decomp import core_aten_decompositions, decomposition_table
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from momentprop.capture.attention import ATTENTION, spell_out_attention
+from momentprop.passes.coverage import analyze, creates_noise
+from momentprop.passes.expansions import EXPANSIONS
+
+_VALUES = (Tensor, torch.SymInt)
+DECOMPOSED = "decomposed_from"  # what a node's meta says about where it comes from
+_DEPTH = 8  # decompositions within decompositions
+
+
+def decompose(graph: fx.Graph, nodes: list[fx.Node], fidelity: str) -> None:
+    """Replace each node by its decomposition where that is covered by rules; leave the others alone."""
+    for node in nodes:
+        if node.target is ATTENTION:
+            spell_out_attention(graph, node)
+            continue
+        expansion = _expand(node, fidelity, _DEPTH)
+        if expansion is not None:
+            inline(graph, node, expansion)
+
+
+def _expand(node: fx.Node, fidelity: str, depth: int) -> fx.Graph | None:
+    """A graph that computes the node from its tensor inputs and whose every operator has a rule."""
+    function = _decomposition(node.target)
+    if function is None or creates_noise(node) or depth == 0:
+        return None
+    graph = traced(node, function)
+    if graph is None:
+        return None  # stays uncovered, and is reported as such
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    for inner, reason in analyze(graph, fidelity, placeholders).missing.items():
+        deeper = _expand(inner, fidelity, depth - 1) if reason == "has no rule" else None
+        if deeper is None or inner.target is node.target:
+            return None
+        inline(graph, inner, deeper)
+    return graph
+
+
+def traced(
+    node: fx.Node, function: Callable[..., Any], table: Mapping[Any, Callable[..., Any]] | None = None
+) -> fx.Graph | None:
+    """A graph that computes what the function does of the node's arguments; None where it cannot be traced.
+
+    Its placeholders are the node's inputs. Operators in `table` are decomposed further.
+    """
+    values = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    leaves, spec = pytree.tree_flatten(values)
+    given = [v for v in leaves if isinstance(v, _VALUES)]
+    known = [*given, *pytree.tree_leaves(node.meta.get("val"))]
+    mode = next((v.fake_mode for v in known if isinstance(v, FakeTensor)), None)
+    if mode is None or len(given) != len(_inputs(node)):
+        return None
+
+    def run(*inputs: Any) -> Any:
+        rest = iter(inputs)
+        filled = [next(rest) if isinstance(v, _VALUES) else v for v in leaves]
+        args, kwargs = pytree.tree_unflatten(filled, spec)
+        return function(*args, **kwargs)
+
+    try:
+        with mode, torch.no_grad():
+            return make_fx(run, table)(*given).graph
+    except Exception:
+        return None
+
+
+def _decomposition(op: Any) -> Callable[..., Any] | None:
+    if not isinstance(op, OpOverload):
+        return None
+    if op in EXPANSIONS:
+        return EXPANSIONS[op]
+    if op._can_decompose():
+        return op.decompose
+    return core_aten_decompositions().get(op) or decomposition_table.get(op)
+
+
+def _inputs(node: fx.Node) -> list[fx.Node]:
+    """The nodes among the arguments, in order, with repetitions."""
+    return [a for a in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(a, fx.Node)]
+
+
+def inline(graph: fx.Graph, node: fx.Node, expansion: fx.Graph) -> None:
+    """Put the expansion in place of the node, which keeps its name for messages."""
+    placeholders = [n for n in expansion.nodes if n.op == "placeholder"]
+    mapping = dict(zip(placeholders, _inputs(node), strict=True))
+    output: Any
+    with graph.inserting_before(node):
+        output = graph.graph_copy(expansion, mapping)
+    for inner, copied in mapping.items():
+        for key in ("nn_module_stack", "stack_trace"):
+            if key in node.meta:
+                copied.meta.setdefault(key, node.meta[key])
+        if inner.op == "call_function":
+            copied.meta[DECOMPOSED] = str(node.target)
+    if isinstance(output, fx.Node):
+        node.replace_all_uses_with(output)
+    else:
+        for user in list(node.users):
+            user.replace_all_uses_with(output[user.args[1]])
+            graph.erase_node(user)
+    graph.erase_node(node)

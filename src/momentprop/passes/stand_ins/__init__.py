@@ -1,0 +1,1 @@
+"""Approximates operators that have no rule, where the user asks for that."""

@@ -1,0 +1,127 @@
+"""Operators by a small sample: their results at fixed points of Gaussian inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from momentprop.gaussian.normal import safe_sqrt
+from momentprop.passes.stand_ins.fallback import General, Pointwise
+from momentprop.passes.stand_ins.probes import Columns, points, sampled
+from momentprop.passes.stand_ins.site import Site
+
+_PAIRS = 32  # points of a sample, with as many mirror images
+_JACOBIANS = 8  # pairs of points over which a Jacobian is averaged
+_FROM_POINTS = f"estimated from {2 * _PAIRS} points"
+
+
+class SampledPointwise(Pointwise):
+    exactness = _FROM_POINTS
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        # one column for all elements of an input: they do not meet
+        self.columns = [Columns(i, (1,) * len(shape)) for i, shape in enumerate(site.shapes)]
+        self.table = points(_PAIRS, self.columns)
+        # regression on all inputs together: their points are not quite uncorrelated
+        self.solve = torch.linalg.inv(self.table.T @ self.table / _PAIRS).tolist()
+
+    def moments(self, means: list[Any], variances: list[Tensor]) -> list[Any]:
+        stds = [safe_sqrt(v) for v in variances]
+        units = sampled([torch.ones_like(v) for v in variances], self.columns, self.table)
+        sample = Sample(self.site, means)
+        along: list[Any] = [0.0 for _ in stds]
+        count: Any = 0.0
+        for k in range(_PAIRS):
+            unit = units(k)
+            for sign in (1.0, -1.0):
+                deviations = [sign * std * u for std, u in zip(stds, unit, strict=True)]
+                ((moved, inside),) = sample.add(deviations)
+                along = [a + sign * u * moved for a, u in zip(along, unit, strict=True)]
+                count = count + inside
+        (out,) = self.packed(*sample.moments())
+        out.gains = []
+        for row, std in zip(self.solve, stds, strict=True):
+            slope: Any = 0.0
+            for weight, a in zip(row, along, strict=True):
+                slope = slope + weight * a
+            out.gains.append(slope / (count.clamp_min(1) * std))
+        return [out]
+
+
+class Sampled(General):
+    exactness = _FROM_POINTS
+
+    def __init__(self, site: Site, accurate: bool) -> None:
+        super().__init__(site, accurate)
+        self.table = points(_PAIRS, self.columns)
+        self.few = points(_JACOBIANS, self.columns)
+
+    def moments(self, means: list[Any], variances: list[Tensor]) -> list[Any]:
+        sample = Sample(self.site, means)
+        point = sampled([safe_sqrt(v) for v in variances], self.columns, self.table)
+        odd: list[Any] = [0.0] * sum(self.site.results)
+        for k in range(_PAIRS):
+            deviations = point(k)
+            there = sample.add(deviations)
+            back = sample.add([-d for d in deviations])
+            halves = [(a - b) / 2 for (a, _), (b, _) in zip(there, back, strict=True)]
+            odd = [o + h * h / _PAIRS for o, h in zip(odd, halves, strict=True)]
+        out = self.packed(*sample.moments())
+        for result, part in zip(self.site.real(out), odd, strict=True):
+            result.noise = (result.variance - part).clamp_min(0)
+        return out
+
+    def pulled(self, cotangents: list[Tensor], means: list[Any], variances: list[Tensor]) -> list[Tensor]:
+        """The transposed Jacobian, on average over a few points."""
+        assert self.transposed is not None
+        few = sampled([safe_sqrt(v) for v in variances], self.columns, self.few)
+        total: list[Any] = [0.0] * len(variances)
+        count: list[Any] = [0.0] * len(variances)
+        for k in range(_JACOBIANS):
+            for sign in (1.0, -1.0):
+                point = self.site.shifted(means, [sign * d for d in few(k)])
+                found = list(self.transposed(*cotangents, *point))
+                inside = [torch.isfinite(f) for f in found]
+                total = [t + torch.where(i, f, 0.0) for t, f, i in zip(total, found, inside, strict=True)]
+                count = [c + i.to(f.dtype) for c, f, i in zip(count, found, inside, strict=True)]
+        return [t / c.clamp_min(1) for t, c in zip(total, count, strict=True)]
+
+
+class Sample:
+    """Mean and variance of an operator's results over points, as deviations from its results at the mean."""
+
+    def __init__(self, site: Site, means: list[Any]) -> None:
+        self.site, self.means = site, means
+        self.results = site.run(means)
+        n = sum(site.results)
+        self.count: list[Any] = [0.0] * n
+        self.sum: list[Any] = [0.0] * n
+        self.squares: list[Any] = [0.0] * n
+
+    def add(self, deviations: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """How far the results move, and whether the point lies in the operator's domain."""
+        found = self.site.real(self.site.run(self.site.shifted(self.means, deviations)))
+        told = []
+        for i, (there, here) in enumerate(zip(found, self.site.real(self.results), strict=True)):
+            inside = torch.isfinite(there)
+            moved = torch.where(inside, there - here, 0.0)
+            self.count[i] = self.count[i] + inside.to(here.dtype)
+            self.sum[i] = self.sum[i] + moved
+            self.squares[i] = self.squares[i] + moved * moved
+            told.append((moved, inside.to(here.dtype)))
+        return told
+
+    def moments(self) -> tuple[list[Any], list[Tensor]]:
+        results, variances = list(self.results), []
+        j = 0
+        for i, real in enumerate(self.site.results):
+            if real:
+                count = self.count[j].clamp_min(1)
+                shift = self.sum[j] / count
+                results[i] = results[i] + shift
+                variances.append((self.squares[j] / count - shift * shift).clamp_min(0))
+                j += 1
+        return results, variances

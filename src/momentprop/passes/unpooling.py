@@ -1,0 +1,108 @@
+"""Max unpooling with the indices of a max pooling: a value goes to a random place of its window.
+
+The place is that of the largest x of the window, so element i of the window gets y with the chance P_i that
+x_i is the largest, else 0. With y independent of where,
+
+    E_i = P_i E_y,    V_i = P_i (E_y^2 + V_y) - E_i^2.
+
+Seen from other variables that is P_i y; the rest is noise. (That the place moves with x is part of the noise;
+that only one element of a window gets the value is not seen.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from momentprop.moments import Moments, is_moments, mean_of, variance_of
+from momentprop.rules.families import per_dimension
+from momentprop.rules.local import Linear
+from momentprop.rules.registry import RULES, Rule
+from momentprop.rules.windows import Windows
+
+aten = torch.ops.aten
+
+_POOL = aten.max_pool2d_with_indices.default
+
+
+def join_unpooling(graph: fx.Graph, node: fx.Node) -> None:
+    """max_unpool2d(y, indices of x) as one operator of y and x, where windows tile x."""
+    y, index, size = node.args[:3]
+    if not isinstance(index, fx.Node) or len(index.args) != 2 or index.args[1] != 1:
+        return
+    pool = index.args[0]
+    if not isinstance(pool, fx.Node) or pool.target is not _POOL:
+        return
+    x, kernel, stride = (*pool.args, [])[:3]
+    kernel, stride = per_dimension(kernel, 2), per_dimension(stride or kernel, 2)
+    plain = not any(any(per_dimension(v, 2)) for v in pool.args[3:4]) and len(pool.args) <= 4
+    tiles = isinstance(x, fx.Node) and all(
+        isinstance(s, int) and s % k == 0 and s == o
+        for s, k, o in zip(x.meta["val"].shape[-2:], kernel, size, strict=True)  # type: ignore[arg-type]
+    )
+    if kernel != stride or not plain or not tiles:
+        return
+    with graph.inserting_before(node):
+        joined = graph.call_function(_RULE, (y, x, kernel))
+    joined.meta = dict(node.meta)
+    node.replace_all_uses_with(joined)
+    graph.erase_node(node)
+
+
+def _plain(y: Tensor, x: Tensor, kernel: list[int]) -> Tensor:
+    indices = _POOL(x, kernel)[1]
+    return aten.max_unpool2d.default(y, indices, x.shape[-2:])
+
+
+def _wide(pooled: Tensor, kernel: list[int]) -> Tensor:
+    """Every element of a window gets the window's value."""
+    return pooled.repeat_interleave(kernel[0], -2).repeat_interleave(kernel[1], -1)
+
+
+def _moments(y: Any, x: Any, kernel: list[int]) -> Moments:
+    chances = _chances(x, kernel)
+    mean = _wide(mean_of(y), kernel) * chances
+    second = _wide(mean_of(y) * mean_of(y) + variance_of(y), kernel) * chances
+    out = Moments(mean, (second - mean * mean).clamp_min(0))
+    out._chances = chances  # type: ignore[attr-defined]
+    return out
+
+
+def _chances(x: Any, kernel: list[int]) -> Tensor:
+    if not is_moments(x):
+        like = _POOL(x, kernel)[0]
+        return _plain(torch.ones_like(like), x, kernel)
+    rule = RULES.find(aten.max_pool2d.default, "fast")
+    assert rule is not None
+    pooled: Any = rule(x, kernel)
+    windows: Windows = pooled.windows
+    gains = windows.tiled([pooled.weights[p] for p in windows.positions])
+    for d in range(2):
+        gains = gains.flatten(-3 - d, -2 - d)
+    return gains.movedim(-1, -3)
+
+
+def _local(out: Any, y: Any, x: Any, kernel: list[int]) -> Linear:
+    chances, area = out._chances, kernel[0] * kernel[1]
+
+    def pull(cotangent: Tensor) -> list[Tensor | None]:
+        first: list[Tensor | None] = []
+        if is_moments(y):
+            rows = (cotangent * chances).flatten(0, 1)
+            first = [(F.avg_pool2d(rows, kernel) * area).reshape(cotangent.shape[0], *y.shape)]
+        return [*first, None] if is_moments(x) else first
+
+    explained = chances * chances * _wide(variance_of(y), kernel)
+    return Linear(pull, (out.variance - explained).clamp_min(0), push=lambda *_: None)
+
+
+_RULE = Rule(
+    _plain,  # type: ignore[arg-type]
+    _moments,
+    exactness="approximate: values independent of where they go, windows' elements of each other",
+    reference="mixture",
+    local=_local,
+)

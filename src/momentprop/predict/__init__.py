@@ -1,0 +1,1 @@
+"""Predictive distributions made of moments or samples, and decisions based on them."""

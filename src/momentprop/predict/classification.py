@@ -1,0 +1,345 @@
+"""From what a network gives to a predictive distribution over classes (regression.py: of a real target).
+
+Whichever network it is: `Moments` of a converted one, samples of MC dropout, a plain tensor; and a list of
+these as a mixture, which is an ensemble. So methods are compared through one code path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from momentprop.errors import MomentpropError
+from momentprop.moments import Moments, mean_of
+from momentprop.predict.logits import METHODS, Averages, GaussianLogits, average
+from momentprop.sample import SampledMoments
+
+KINDS = ("multiclass", "binary", "multilabel")
+_ENOUGH_ROWS = 8  # for logits not to sum to one by chance
+
+
+@dataclass(eq=False)
+class ClassPredictive:
+    """A categorical distribution over the classes in dimension 1, [batch, K, ...], that is itself uncertain.
+
+    `probs` is what to predict with. `probs_variance` and `expected_entropy` tell how the network's own
+    uncertainty moves it; they are None where the method gives the mean alone.
+
+    >>> p = classify(Moments(torch.tensor([[2.0, 0.0, 0.0]]), 1.0))
+    >>> p.label.tolist(), bool(p.mutual_information > 0)
+    ([0], True)
+    """
+
+    log_probs: Tensor
+    probs_variance: Tensor | None = None
+    expected_entropy: Tensor | None = None
+
+    @property
+    def probs(self) -> Tensor:
+        return self.log_probs.exp()
+
+    @property
+    def entropy(self) -> Tensor:
+        """Total uncertainty, in nats: [batch, ...]."""
+        return torch.special.entr(self.probs).sum(1)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """Epistemic uncertainty: entropy less expected entropy, which is the aleatoric part."""
+        return (self.entropy - self._known(self.expected_entropy)).clamp_min(0)
+
+    @property
+    def confidence(self) -> Tensor:
+        """The largest probability."""
+        return self.probs.amax(1)
+
+    @property
+    def label(self) -> Tensor:
+        return self.log_probs.argmax(1)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return self.log_probs.select(1, 0).shape
+
+    def log_prob(self, target: Tensor) -> Tensor:
+        """Of class indices [batch, ...]."""
+        k = self.log_probs.shape[1]
+        if target.shape != self.batch_shape:
+            raise ValueError(
+                f"target has shape {tuple(target.shape)}; expected class indices {tuple(self.batch_shape)}"
+            )
+        if target.is_floating_point() or (
+            target.numel() and not torch.compiler.is_compiling() and not 0 <= target.min() <= target.max() < k
+        ):
+            raise ValueError(f"target must hold class indices from 0 to {k - 1}")
+        return self.log_probs.gather(1, target.long().unsqueeze(1)).squeeze(1)
+
+    def nll(self, target: Tensor) -> Tensor:
+        """Negative log-likelihood of each target."""
+        return -self.log_prob(target)
+
+    def sample(self, shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
+        """Labels [*shape, batch, ...]."""
+        count = math.prod(shape)
+        flat = self.probs.movedim(1, -1).reshape(-1, self.log_probs.shape[1])
+        drawn = torch.multinomial(flat, max(count, 1), replacement=True, generator=generator)
+        return drawn.T[:count].reshape(*shape, *self.batch_shape)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, for serving."""
+        out = {
+            "probs": self.probs.tolist(),
+            "label": self.label.tolist(),
+            "confidence": self.confidence.tolist(),
+            "entropy": self.entropy.tolist(),
+        }
+        if self.expected_entropy is not None:
+            out["aleatoric"] = self.expected_entropy.tolist()
+            out["epistemic"] = self.mutual_information.tolist()
+        return out
+
+    def _known(self, value: Tensor | None) -> Tensor:
+        if value is None:
+            raise MomentpropError(
+                "this method gives probabilities only; method='integrate' also gives their uncertainty"
+            )
+        return value
+
+    def __repr__(self) -> str:
+        return f"ClassPredictive(classes={self.log_probs.shape[1]}, batch_shape={tuple(self.batch_shape)})"
+
+
+def classify(
+    output: Any, method: str = "integrate", *, kind: str | None = None, dim: int | None = None
+) -> ClassPredictive:
+    """The predictive distribution over classes.
+
+    Args:
+        output: logits: `Moments` of a converted network, `SampledMoments` with their samples (a mixture over
+            them), or a plain tensor; or a list of these, an ensemble. Moments of a network that ends in
+            softmax, log-softmax or sigmoid carry their logits, which are used; so do its samples.
+        method: how the softmax of uncertain logits is averaged:
+
+            - `"integrate"`: over a fixed set of points, with the covariance where there is one; softmax
+              itself at variance zero;
+            - `"paper"`: Daunizeau's formula with the probit approximation, as in Brach, Sick & Duerr;
+            - `"probit"`, `"mean_field"`, `"laplace_bridge"`: closed formulas from the literature.
+        kind: `"multiclass"`, one class out of K; `"binary"`, one logit per input, for classes 0 and 1;
+            `"multilabel"`, one such decision for every logit: the distribution is over [batch, 2, labels].
+            By default binary where there is one logit, multilabel behind a sigmoid, else multiclass.
+        dim: the dimension of the classes: by default 1, or that of the network's own softmax.
+
+    >>> bnn_output = Moments(torch.tensor([[1.0, 1.0]]), torch.tensor([[0.0, 4.0]]))
+    >>> [round(p, 3) for p in classify(bnn_output).probs[0].tolist()]
+    [0.5, 0.5]
+    >>> classify(torch.tensor([[0.0, 0.0]])).probs.tolist()  # a plain network
+    [[0.5, 0.5]]
+    """
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
+    if kind is not None and kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
+    if isinstance(output, list):
+        return _mixture([classify(member, method, kind=kind, dim=dim) for member in output])
+    check_one_output(output)
+    if isinstance(output, SampledMoments):
+        samples = _as_logits(output)
+        if output.head is not None:
+            kind, dim = _of_head(output.head[1], samples[0], kind, dim)
+        else:
+            _refuse_probabilities(samples[0], kind, dim)
+        return _of_samples(samples, kind, dim)
+    if isinstance(output, Moments) and output.logits is not None:
+        kind, dim = _of_head(output.logits.dim, output.mean, kind, dim)
+        output = output.logits.moments
+    else:
+        _refuse_probabilities(mean_of(output), kind, dim)
+    if isinstance(output, Tensor):
+        return _of_samples(output[None], kind, dim)
+    moments = output.to(torch.float32) if torch.finfo(output.dtype).bits == 16 else output
+    kind = _checked_kind(moments.mean, kind, dim)
+    if kind != "multiclass" and method == "laplace_bridge":
+        raise ValueError("laplace_bridge needs a logit for every class; choose another method")
+    if kind == "multiclass":
+        logits, restore = _class_last(moments, 1 if dim is None else dim)
+    else:
+        logits, restore = _against_zero(moments, kind)
+    found = METHODS[method](logits)
+    return _predictive(found, restore)
+
+
+def _refuse_probabilities(output: Any, kind: str | None, dim: int | None) -> None:
+    """A second softmax would not fail, but give wrong numbers. (Some rows can be such logits by chance.)"""
+    if not isinstance(output, Tensor) or torch.compiler.is_compiling() or _is_mapped(output):
+        return
+    if output.dim() < 2 or output.shape[0] < _ENOUGH_ROWS or (kind or _kind(output, dim)) != "multiclass":
+        return
+    k = output.shape[1 if dim is None else dim]
+    off = (output.sum(1 if dim is None else dim) - 1).abs()
+    if bool((output >= 0).all()) and bool((off <= 4 * k * torch.finfo(output.dtype).eps).all()):
+        raise ValueError(
+            "these look like probabilities: none is negative, and they sum to one. classify takes logits; "
+            "let the converted network end with softmax, or give the logarithms"
+        )
+
+
+def _is_mapped(tensor: Tensor) -> bool:
+    """Inside torch.vmap, where values cannot be looked at."""
+    return torch._C._functorch.is_batchedtensor(tensor)
+
+
+def check_one_output(output: Any) -> None:
+    """What a predictive distribution is made of: floating-point numbers of one output."""
+    if isinstance(output, tuple):
+        raise TypeError(
+            "a tuple is several outputs of one network: give one of them, such as out[0]; members of an "
+            "ensemble go in a list"
+        )
+    if not isinstance(output, (Moments, Tensor)):
+        raise TypeError(f"output must be Moments, a tensor or a list of these, not {type(output).__name__}")
+    if not mean_of(output).is_floating_point():
+        raise ValueError(f"output must be floating-point numbers, not {mean_of(output).dtype}")
+
+
+def _kind(logits: Tensor, dim: int | None) -> str:
+    single = logits.dim() == 1 or logits.shape[1] == 1
+    return "binary" if single and dim is None else "multiclass"
+
+
+def _checked_kind(logits: Tensor, kind: str | None, dim: int | None) -> str:
+    kind = kind or _kind(logits, dim)
+    if kind == "multiclass":
+        if logits.dim() < 2:
+            raise ValueError("logits need a batch dimension and one of classes: [batch, K, ...]")
+        if logits.shape[1 if dim is None else dim] == 1:
+            raise ValueError("one logit is no choice between classes; leave out dim, or give kind='binary'")
+    elif kind == "binary" and logits.dim() > 1 and logits.shape[1] != 1:
+        raise ValueError(
+            f"kind='binary' takes one logit per input, [batch] or [batch, 1, ...], not "
+            f"{tuple(logits.shape)}; for one decision per logit give kind='multilabel'"
+        )
+    return kind
+
+
+Restore = Callable[[Tensor], Tensor]  # [n, K] -> [batch, K, ...], and [n] -> [batch, ...]
+
+
+def _class_last(moments: Moments, dim: int) -> tuple[GaussianLogits, Restore]:
+    """Logits [n, K], for every input and position."""
+    mean = moments.mean.movedim(dim, -1)
+    lead, k = mean.shape[:-1], mean.shape[-1]
+    covariance, indices = moments.covariance, moments.indices
+    if covariance is not None and covariance.shape[0] != moments.mean.shape[0]:
+        raise ValueError(
+            f"the covariance is that of {covariance.shape[0]} inputs, but the first dimension of the logits "
+            f"is {moments.mean.shape[0]}: classify needs the batch there"
+        )
+    positions = lead.numel() // max(moments.mean.shape[0], 1) if moments.mean.dim() > 2 else 1
+    if covariance is not None and positions != 1:
+        covariance = None if indices is not None else _at_positions(moments, dim)
+        indices = None
+    logits = GaussianLogits(
+        mean.reshape(-1, k), moments.variance.movedim(dim, -1).reshape(-1, k), covariance, indices
+    )
+    return logits, lambda v: v.reshape(lead) if v.dim() == 1 else v.reshape(*lead, k).movedim(-1, 1)
+
+
+def _at_positions(moments: Moments, dim: int) -> Tensor:
+    """The covariance of the classes at every position, [batch * positions, K, K], out of all elements'."""
+    assert moments.covariance is not None
+    shape = moments.mean.shape
+    numbers = torch.arange(math.prod(shape[1:]), device=moments.mean.device).reshape(shape[1:])
+    places = numbers.movedim(dim % len(shape) - 1, -1).reshape(-1, shape[dim])  # [positions, K]
+    blocks = moments.covariance[:, places[:, :, None], places[:, None, :]]
+    return blocks.flatten(0, 1)
+
+
+def _against_zero(moments: Moments, kind: str) -> tuple[GaussianLogits, Restore]:
+    """sigmoid(z) is the softmax of (0, z): every logit becomes two."""
+    shape = moments.mean.shape
+    if kind == "binary" and len(shape) > 1 and shape[1] == 1:
+        shape = (shape[0], *shape[2:])  # type: ignore[assignment]
+    pairs = [
+        torch.stack([torch.zeros_like(v), v], -1)
+        for v in (moments.mean.flatten(), moments.variance.flatten())
+    ]
+    return GaussianLogits(
+        *pairs
+    ), lambda v: v.reshape(shape) if v.dim() == 1 else v.reshape(*shape, 2).movedim(-1, 1)
+
+
+def _of_samples(samples: Tensor, kind: str | None, dim: int | None) -> ClassPredictive:
+    """The mixture over samples [T, *shape] of logits."""
+    kind = _checked_kind(samples[0], kind, dim)
+    if torch.finfo(samples.dtype).bits == 16:
+        samples = samples.float()
+    if kind == "multiclass":
+        moved = samples.movedim((1 if dim is None else dim % (samples.dim() - 1)) + 1, -1)
+        lead, k = moved.shape[1:-1], moved.shape[-1]
+        values = moved.reshape(moved.shape[0], -1, k)
+    else:
+        lead, k = samples.shape[1:], 2
+        if kind == "binary" and len(lead) > 1 and lead[1] == 1:
+            lead = torch.Size([lead[0], *lead[2:]])
+        flat = samples.flatten(1)
+        values = torch.stack([torch.zeros_like(flat), flat], -1)
+    numbers = torch.arange(values.shape[0], device=values.device)
+    found = average(lambda chosen: values[chosen].permute(1, 2, 0), numbers, values[0])
+    return _predictive(
+        found, lambda v: v.reshape(lead) if v.dim() == 1 else v.reshape(*lead, k).movedim(-1, 1)
+    )
+
+
+def _as_logits(output: SampledMoments) -> Tensor:
+    """Samples whose softmax (or sigmoid) are the sampled probabilities."""
+    samples = output.samples
+    name = None if output.head is None else output.head[0]
+    tiny = torch.finfo(samples.dtype).tiny
+    if name == "softmax":
+        return samples.clamp_min(tiny).log()
+    if name == "sigmoid":
+        return samples.clamp_min(tiny).log() - torch.log1p(-samples).clamp_min(math.log(tiny))
+    return samples
+
+
+def _of_head(own: int | None, output: Tensor, kind: str | None, dim: int | None) -> tuple[str, int | None]:
+    """What the network's own softmax or sigmoid says about its outputs, where the caller does not."""
+    if own is not None:
+        return kind or "multiclass", own if dim is None else dim
+    return kind or ("binary" if _kind(output, None) == "binary" else "multilabel"), dim
+
+
+def _predictive(found: Averages, restore: Restore) -> ClassPredictive:
+    variance = None
+    if found.second is not None:
+        variance = restore((found.second - (2 * found.log_probs).exp()).clamp_min(0))
+    entropy = None if found.entropy is None else restore(found.entropy)
+    return ClassPredictive(restore(found.log_probs), variance, entropy)
+
+
+def _mixture(members: list[ClassPredictive]) -> ClassPredictive:
+    """Members' probabilities averaged; what they disagree about is epistemic."""
+    if not members:
+        raise ValueError("an ensemble needs at least one member")
+    log_probs = torch.stack([m.log_probs for m in members])
+    mixed = ClassPredictive(log_probs.logsumexp(0) - math.log(len(members)))
+    if all(m.probs_variance is not None and m.expected_entropy is not None for m in members):
+        probs = log_probs.exp()
+        inside = torch.stack([m._known(m.probs_variance) for m in members]).mean(0)
+        mixed.probs_variance = inside + probs.var(0, correction=0)
+        mixed.expected_entropy = torch.stack([m._known(m.expected_entropy) for m in members]).mean(0)
+    return mixed
+
+
+pytree.register_pytree_node(
+    ClassPredictive,
+    lambda p: ([p.log_probs, p.probs_variance, p.expected_entropy], None),
+    lambda values, _: ClassPredictive(*values),
+    serialized_type_name="momentprop.ClassPredictive",
+)

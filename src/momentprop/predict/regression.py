@@ -1,0 +1,321 @@
+"""The predictive distribution of a real target: normal, or a mixture of normals for samples and ensembles."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from momentprop.gaussian.lattice import spread_out
+from momentprop.moments import Jumps, Moments
+from momentprop.predict.classification import check_one_output
+from momentprop.sample import SampledMoments
+
+
+@dataclass(eq=False)
+class RegressionPredictive:
+    """A normal distribution of the target, or a mixture of T normals: components [T, *shape].
+
+    Without weights all components count the same.
+
+    >>> y = regress(Moments(torch.zeros(1), 3.0), noise_variance=1.0)
+    >>> y.std.tolist(), [round(v.item(), 2) for v in y.interval(0.95)]
+    ([2.0], [-3.92, 3.92])
+    """
+
+    means: Tensor
+    epistemics: Tensor  # variance of the mean that each component has by itself
+    aleatorics: Tensor  # variance of the noise around it
+    weights: Tensor | None = None
+
+    @property
+    def mean(self) -> Tensor:
+        return self._average(self.means)
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Variance of the network's prediction."""
+        return self._average(self.epistemics + (self.means - self.mean).square())
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Variance of the noise in the data."""
+        return self._average(self.aleatorics)
+
+    @property
+    def variance(self) -> Tensor:
+        return self.epistemic + self.aleatoric
+
+    @property
+    def std(self) -> Tensor:
+        return self.variance.sqrt()
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return self.means.shape[1:]
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Density at y, in logarithms, element by element."""
+        y = self._fitting(y)
+        variance = self._component_variance
+        exponents = -0.5 * ((y - self.means) ** 2 / variance + variance.log() + math.log(2 * math.pi))
+        if self.weights is not None:
+            tiny = torch.finfo(self.weights.dtype).tiny
+            logs = torch.where(self.weights > tiny, self.weights, tiny).log()
+            return (exponents + logs.where(self.weights > tiny, -math.inf)).logsumexp(0)
+        return exponents[0] if len(self.means) == 1 else exponents.logsumexp(0) - math.log(len(self.means))
+
+    def nll(self, y: Tensor) -> Tensor:
+        return -self.log_prob(y)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        y = self._fitting(y)
+        return self._average(torch.special.ndtr((y - self.means) / self._component_variance.sqrt()))
+
+    def quantile(self, q: float) -> Tensor:
+        """The value below which the target lies with probability q."""
+        if not 0 < q < 1:
+            raise ValueError(f"q must lie between 0 and 1, not {q}")
+        z = NormalDist().inv_cdf(q)
+        std = self._component_variance.sqrt()
+        each = self.means + z * std
+        low, high = each.amin(0), each.amax(0)
+        if len(self.means) == 1:
+            return each[0]
+        for _ in range(60 if low.dtype == torch.float64 else 30):  # it lies between the components' own
+            middle = (low + high) / 2
+            below = self.cdf(middle) < q
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return (low + high) / 2
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """The central interval that holds the target with this probability."""
+        if not 0 < level < 1:
+            raise ValueError(f"level must lie between 0 and 1, not {level}")
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    def sample(self, shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
+        """Targets [*shape, *batch_shape]."""
+        count = max(math.prod(shape), 1)
+        full = (count, *self.batch_shape)
+        options: Any = {"generator": generator, "device": self.means.device}
+        if self.weights is None:
+            chosen = torch.randint(len(self.means), full, **options)
+        else:
+            rows = self.weights.flatten(1).T.clamp_min(0)
+            chosen = torch.multinomial(rows, count, replacement=True, generator=generator).T.reshape(full)
+        noise = torch.randn(full, dtype=self.means.dtype, **options)
+        drawn = self.means.gather(0, chosen) + self._component_variance.sqrt().gather(0, chosen) * noise
+        return drawn[: math.prod(shape)].reshape(*shape, *self.batch_shape)
+
+    def to_dict(self, level: float = 0.95) -> dict[str, Any]:
+        """Plain lists and numbers, for serving."""
+        low, high = self.interval(level)
+        names = ("mean", "std", "epistemic", "aleatoric")
+        out: dict[str, Any] = {name: getattr(self, name).tolist() for name in names}
+        return out | {"interval": {"level": level, "low": low.tolist(), "high": high.tolist()}}
+
+    def _average(self, values: Tensor) -> Tensor:
+        """Over the components."""
+        return values.mean(0) if self.weights is None else (self.weights * values).sum(0)
+
+    @property
+    def _component_variance(self) -> Tensor:
+        variance = self.epistemics + self.aleatorics
+        return variance.clamp_min(torch.finfo(variance.dtype).tiny)
+
+    def _fitting(self, y: Tensor) -> Tensor:
+        if y.shape != self.batch_shape:
+            raise ValueError(f"y has shape {tuple(y.shape)}, the prediction {tuple(self.batch_shape)}")
+        return y
+
+    def __repr__(self) -> str:
+        kind = "normal" if len(self.means) == 1 else f"mixture of {len(self.means)} normals"
+        return f"RegressionPredictive({kind}, batch_shape={tuple(self.batch_shape)})"
+
+
+def regress(
+    output: Any,
+    *,
+    tau: float | Tensor | None = None,
+    noise_variance: float | Tensor | None = None,
+    heteroscedastic: bool = False,
+) -> RegressionPredictive:
+    """The predictive distribution of a real target: N(y; E, V + 1/tau), element by element.
+
+    Moments with jumps (`mp.convert(..., jumps=16)`) give a mixture of normals of the same mean and variance,
+    skewed and with tails as MC dropout has them.
+
+    Args:
+        output: `Moments` of a converted network; `SampledMoments` with their samples, which give the mixture
+            of normals that MC dropout stands for; a plain tensor; or a list of these, an ensemble.
+        tau: precision of the noise in the data; or its inverse,
+        noise_variance: as a number (`fit_noise` finds it) or one per output. Without either there is none.
+        heteroscedastic: the network itself gives mean and log noise variance: a tuple of two, or one whose
+            last dimension holds all means and then all logarithms. The expected noise variance of a Gaussian
+            logarithm N(E, V) is exp(E + V/2).
+
+    >>> regress(torch.tensor([1.0, 2.0]), tau=4.0).std.tolist()  # a plain network: noise alone
+    [0.5, 0.5]
+    """
+    if tau is not None and noise_variance is not None:
+        raise ValueError("give tau or noise_variance, not both")
+    if heteroscedastic and not (tau is None and noise_variance is None):
+        raise ValueError("a heteroscedastic network gives the noise itself: no tau, no noise_variance")
+    noise = 0.0 if noise_variance is None else noise_variance
+    if tau is not None:
+        if not _all_at_least(tau, 0.0, strictly=True):
+            raise ValueError(f"tau must be positive, not {tau}")
+        noise = 1 / tau
+    if not _all_at_least(noise, 0.0):
+        raise ValueError(f"noise_variance must not be negative, not {noise}")
+    if isinstance(output, list):
+        every = {"heteroscedastic": True} if heteroscedastic else {"noise_variance": noise}
+        return _mixed([regress(member, **every) for member in output])
+    if heteroscedastic:
+        mean, log_noise = _halves(output)
+        return _heteroscedastic(mean, log_noise)
+    means, variances, weights = _components(output)
+    level = torch.as_tensor(noise, dtype=means.dtype, device=means.device)
+    return RegressionPredictive(means, variances, level.expand_as(means), weights)
+
+
+def fit_noise(output: Any, y: Tensor, *, method: str = "likelihood") -> Tensor:
+    """The noise variance (1/tau) that fits validation data best, as a scalar tensor.
+
+    Args:
+        output: predictions for the validation inputs, as `regress` takes them.
+        y: their targets.
+        method: `"likelihood"` maximises the predictive likelihood; `"closed_form"` takes the mean squared
+            error less the mean variance of the predictions, or a small share of it where that is negative.
+
+    >>> y = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    >>> round(fit_noise(torch.zeros(4), y).item(), 3)
+    1.0
+    """
+    silent = regress(output)
+    if y.numel() == 0:
+        raise ValueError("y is empty; give validation data")
+    if y.shape != silent.batch_shape:
+        raise ValueError(f"y has shape {tuple(y.shape)}, the prediction {tuple(silent.batch_shape)}")
+    if not bool(y.isfinite().all()):
+        raise ValueError("y holds NaN or infinite values")
+    with torch.no_grad():
+        error = (y - silent.mean).double().square().mean()
+        least = error * 1e-6 + torch.finfo(torch.float32).tiny
+        if method == "closed_form":
+            return torch.maximum(error - silent.epistemic.double().mean(), least).to(silent.means.dtype)
+        if method != "likelihood":
+            raise ValueError(f"method must be 'likelihood' or 'closed_form', not {method!r}")
+        double = pytree.tree_map_only(Tensor, Tensor.double, silent)
+
+        def nll(log_noise: float) -> float:
+            noise = torch.full_like(double.means, math.exp(log_noise))
+            return dataclasses.replace(double, aleatorics=noise).nll(y.double()).mean().item()
+
+        best = _golden_section(nll, least.log().item(), error.clamp_min(least).log().item() + 3)
+        return torch.tensor(math.exp(best), dtype=silent.means.dtype, device=y.device)
+
+
+def _all_at_least(value: float | Tensor, bound: float, strictly: bool = False) -> bool:
+    """Whether it is; unknown while compiling, and false for NaN."""
+    if isinstance(value, Tensor) and torch.compiler.is_compiling():
+        return True
+    tensor = torch.as_tensor(value)
+    return bool((tensor > bound if strictly else tensor >= bound).all())
+
+
+def _golden_section(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function of one valley is smallest."""
+    ratio = (math.sqrt(5) - 1) / 2
+    a, b = high - ratio * (high - low), low + ratio * (high - low)
+    at_a, at_b = function(a), function(b)
+    for _ in range(60):
+        if at_a < at_b:
+            high, b, at_b = b, a, at_a
+            a = high - ratio * (high - low)
+            at_a = function(a)
+        else:
+            low, a, at_a = a, b, at_b
+            b = low + ratio * (high - low)
+            at_b = function(b)
+    return (low + high) / 2
+
+
+def _components(output: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Means and variances [T, *shape] of the mixture, and weights if they are not all the same."""
+    check_one_output(output)
+    if isinstance(output, SampledMoments):
+        return output.samples, torch.zeros_like(output.samples), None
+    if isinstance(output, Moments):
+        if output.jumps is not None:
+            return spread_out(output)
+        return output.mean[None], output.variance[None], None
+    return output[None], torch.zeros_like(output)[None], None
+
+
+def _halves(output: Any) -> tuple[Any, Any]:
+    """The network's means and log-variances."""
+    if isinstance(output, tuple):
+        if len(output) != 2:
+            raise ValueError(f"expected a pair (mean, log variance), not {len(output)} outputs")
+        return output[0], output[1]
+    size = output.shape[-1]
+    if size % 2:
+        raise ValueError(f"the last dimension holds means and log variances: it must be even, not {size}")
+
+    def part(start: int) -> Any:
+        if isinstance(output, SampledMoments):
+            cut = output.samples.narrow(-1, start, size // 2)
+            return SampledMoments(cut.mean(0), cut.var(0), n_samples=len(cut), kept=cut)
+        if isinstance(output, Moments):
+            found = output.jumps
+            values = [output.mean, output.variance]
+            values += [] if found is None else [found.effects, found.probabilities]
+            mean, variance, *jumps = (v.narrow(-1, start, size // 2) for v in values)
+            return Moments(mean, variance, jumps=Jumps(*jumps) if jumps else None)
+        return output.narrow(-1, start, size // 2)
+
+    return part(0), part(size // 2)
+
+
+def _heteroscedastic(mean: Any, log_noise: Any) -> RegressionPredictive:
+    means, variances, weights = _components(mean)
+    if isinstance(log_noise, Moments) and not isinstance(log_noise, SampledMoments):
+        log_noise = Moments(log_noise.mean, log_noise.variance)
+    logs, spreads, _ = _components(log_noise)
+    noise = (logs + spreads / 2).exp()
+    means, variances, noise = torch.broadcast_tensors(means, variances, noise)
+    return RegressionPredictive(means, variances, noise, weights)
+
+
+def _mixed(members: list[RegressionPredictive]) -> RegressionPredictive:
+    """Every member counts the same, however many components it has."""
+    if not members:
+        raise ValueError("an ensemble needs at least one member")
+    weights = None
+    if any(m.weights is not None for m in members):
+        each = [
+            torch.full_like(m.means, 1 / len(m.means)) if m.weights is None else m.weights for m in members
+        ]
+        weights = torch.cat(each) / len(members)
+    elif len({len(m.means) for m in members}) > 1:
+        raise ValueError("members of an ensemble must have equally many samples")
+    fields = ("means", "epistemics", "aleatorics")
+    means, epistemics, aleatorics = (torch.cat([getattr(m, f) for m in members]) for f in fields)
+    return RegressionPredictive(means, epistemics, aleatorics, weights)
+
+
+pytree.register_pytree_node(
+    RegressionPredictive,
+    lambda p: ([p.means, p.epistemics, p.aleatorics, p.weights], None),
+    lambda values, _: RegressionPredictive(*values),
+    serialized_type_name="momentprop.RegressionPredictive",
+)

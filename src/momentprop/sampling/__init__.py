@@ -1,0 +1,1 @@
+"""Runs a captured graph many times with drawn noise."""

@@ -1,0 +1,139 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import momentprop as mp
+from momentprop.capture.trace import trace
+from momentprop.passes.patterns import recognise
+from momentprop.rules.registry import Rule
+
+aten = torch.ops.aten
+
+
+class Apply(nn.Module):
+    """A function of the output of a linear layer: Gaussian, where the input is."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.first, self.function = nn.Linear(16, 12), function
+        self.weight = nn.Parameter(torch.rand(12) + 0.5)
+
+    def forward(self, x):
+        return self.function(self.first(x), self.weight)
+
+
+def tanh_gelu(x, w):
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+COMPOSITIONS = {
+    "swish": lambda x, w: x * torch.sigmoid(x),
+    "scaled swish": lambda x, w: x * torch.sigmoid(w * x) + 1,
+    "mish": lambda x, w: x * torch.tanh(F.softplus(x)),
+    "tanh-GELU": tanh_gelu,
+    "cube": lambda x, w: x * x * x,
+    "residual": lambda x, w: x + torch.tanh(x) * 2,
+    "square": lambda x, w: x * x,
+}
+
+
+@pytest.mark.parametrize("fidelity", ["paper", "fast", "accurate"])
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_moments_of_compositions(name, fidelity):
+    """Factors are one function of the same value: as sampling has it, where independence is far off."""
+    torch.manual_seed(0)
+    model = Apply(COMPOSITIONS[name])
+    x = mp.Moments(torch.randn(2, 16) * 2, 0.5)
+    out = mp.convert(model, x, fidelity)(x)
+    mc = mp.monte_carlo(model, x, 20_000)
+    assert ((out.mean - mc.mean).abs() < 5 * mc.mean_error + 0.005 * mc.std).all()
+    assert ((out.variance - mc.variance).abs() < 5 * mc.variance_error + 0.02 * mc.variance).all()
+
+
+def n_rules(graph):
+    return sum(isinstance(node.target, Rule) for node in graph.nodes)
+
+
+def test_only_what_meets_itself_is_composed():
+    model = Apply(lambda x, w: torch.tanh(x * w) + 1)
+    assert n_rules(recognise(trace(model, torch.zeros(2, 16))).graph) == 0
+    for function in (lambda x, w: x * w.sigmoid(), lambda x, w: x * x.mean(1, keepdim=True), lambda x, w: x):
+        assert n_rules(recognise(trace(Apply(function), torch.zeros(2, 16))).graph) == 0
+    assert n_rules(recognise(trace(Apply(tanh_gelu), torch.zeros(2, 16))).graph) == 1
+
+
+@pytest.mark.parametrize("fidelity", ["paper", "fast", "accurate"])
+def test_compositions_inside_others_are_used_elsewhere_too(fidelity):
+    """Both are composed: the smaller one could not be propagated in parts."""
+
+    class Model(Apply):
+        def forward(self, x):
+            y = self.first(x)
+            on = y * (y > 0)
+            return on.tanh() * on, on.sum(1), on
+
+    model, x = Model(None), mp.Moments(torch.randn(2, 16), 0.5)
+    outputs, sampled = mp.convert(model, x, fidelity)(x), mp.monte_carlo(model, x, 20_000)
+    for out, mc in zip(outputs, sampled, strict=True):
+        assert ((out.mean - mc.mean).abs() < 5 * mc.mean_error + 0.02 * mc.std).all()
+
+
+@pytest.mark.parametrize("function", [F.logsigmoid, F.hardswish, lambda x: F.prelu(x, torch.tensor([0.2]))])
+def test_activations_that_torch_does_not_call_pointwise(function):
+    """The larger of two equal values: not that of two independent ones."""
+    model = Apply(lambda x, w: torch.maximum(function(x), function(x)))
+    assert n_rules(recognise(trace(model, torch.zeros(2, 16))).graph) == 1
+
+
+def test_parts_used_elsewhere_stay():
+    class Model(Apply):
+        def forward(self, x):
+            y = self.first(x)
+            gate = torch.sigmoid(y)
+            return y * gate, gate.sum(1)
+
+    model, x = Model(None), mp.Moments(torch.randn(2, 16), 0.5)
+    swish, total = mp.convert(model, x, "fast")(x)
+    mc_swish, mc_total = mp.monte_carlo(model, x, 20_000)
+    assert ((swish.std / mc_swish.std - 1).abs() < 0.05).all()
+    assert ((total.mean - mc_total.mean).abs() < 0.05 * mc_total.std).all()
+
+
+def rms(x, w):
+    return w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+def divided(x, w):
+    return x / torch.sqrt(torch.mean(x * x, -1, keepdim=True) + 1e-6)
+
+
+def over_channels(x, w):
+    """Layer norm of images, as it is written by hand."""
+    x = x.reshape(-1, 4, 3)
+    centered = x - x.mean(1, keepdim=True)
+    return centered / torch.sqrt(centered.pow(2).mean(1, keepdim=True) + 1e-6)
+
+
+@pytest.mark.parametrize("function", [rms, divided, over_channels])
+def test_rms_norm_is_recognised(function):
+    torch.manual_seed(0)
+    model, x = Apply(function), mp.Moments(torch.randn(3, 16) * 2, 0.1)
+    recognised = recognise(trace(model, x))
+    assert any(node.target is aten.rms_norm.default for node in recognised.graph.nodes)
+    bnn = mp.convert(model, x, "accurate")
+    out, mc = bnn(x), mp.monte_carlo(model, x, 10_000)
+    assert ((out.mean - mc.mean).abs() / mc.std).mean() < 0.1
+    assert abs((out.std / mc.std).median() - 1) < 0.05
+
+
+def test_another_mean_is_not_rms_norm():
+    for function in (
+        lambda x, w: x * torch.rsqrt((x + 1).pow(2).mean(-1, keepdim=True) + 1e-6),
+        lambda x, w: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True)),
+        lambda x, w: x * torch.rsqrt(x.pow(4).mean(-1, keepdim=True) + 1e-6),
+    ):
+        recognised = recognise(trace(Apply(function), torch.zeros(2, 16)))
+        assert not any(node.target is aten.rms_norm.default for node in recognised.graph.nodes)
