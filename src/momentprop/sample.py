@@ -28,7 +28,7 @@ from momentprop.moments import Moments, is_moments
 from momentprop.sampling.sampler import Sampler
 
 _KEEP = 2**30  # samples up to this many bytes are kept by default
-_WORKING_SET = 2**20  # elements of the largest activation of one batch of samples: what caches hold, measured
+WORKING_SET = 2**20  # elements of the largest activation of one batch of samples: what caches hold, measured
 _SAMPLERS: weakref.WeakKeyDictionary[Trace, dict[Any, Sampler]] = weakref.WeakKeyDictionary()
 
 
@@ -114,7 +114,7 @@ def monte_carlo(
     state = [lookup(model, name, traced.constants) for name in traced.state]
     with torch.no_grad():
         run = sampler.start(state, leaves)
-        limit = run.samples_at_once(_WORKING_SET)
+        limit = run.samples_at_once(WORKING_SET)
         at_once = 1 if sampler.has_other_noise else min(samples_at_once or limit, n_samples)
         collectors = [Collector(n_samples, keep_samples) for r in sampler.is_random if r]
         with run.seeded(seed) as draw:

@@ -18,6 +18,7 @@ from momentprop.benchmarking.methods import Method
 from momentprop.benchmarking.programs import Setting
 from momentprop.benchmarking.runtimes import prepare
 from momentprop.benchmarking.subject import Subject
+from momentprop.graph import private
 
 _LIMIT = 900.0  # seconds for a process: it may have to compile
 _RESET = Path("/proc/self/clear_refs")
@@ -63,7 +64,7 @@ def _work(
 ) -> None:
     try:
         torch.set_num_threads(setting.threads)
-        with torch.no_grad(), torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+        with torch.no_grad(), private.static_shapes():
             subject = build()
             function = prepare(subject, method, runtime, setting)
             found = {}

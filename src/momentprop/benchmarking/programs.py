@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from momentprop.exports.onnx_runtime import check_onnx, open_session, silent_exporter
+from momentprop.graph import private
 from momentprop.lowering.flat_export import export_flat, quiet
 from momentprop.lowering.inductor import OPTIONS
 
@@ -45,13 +46,11 @@ def exported(module: nn.Module, inputs: Sequence[Tensor], dynamic: Sequence[Any]
 
 def packaged(module: nn.Module, inputs: Sequence[Tensor], dynamic: Sequence[Any], path: Path) -> Program:
     """Machine code by AOTInductor, in a file that is made unless it is there."""
-    from torch._inductor import aoti_compile_and_package, aoti_load_package
-
     if not path.exists():
         with quiet(), torch.no_grad():
             program = exported(module, inputs, dynamic)
-            aoti_compile_and_package(program, package_path=os.fspath(path), inductor_configs={**OPTIONS})
-    loaded = aoti_load_package(os.fspath(path))
+            private.compile_package(program, os.fspath(path), OPTIONS)
+    loaded = private.load_package(os.fspath(path))
 
     def run(tensors: Sequence[Tensor]) -> Sequence[Any]:
         found = loaded(*tensors)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch._functorch import config as functorch
 
 from momentprop.benchmarking.memory import peaks
 from momentprop.benchmarking.methods import PLAIN, Method
@@ -21,6 +20,7 @@ from momentprop.benchmarking.subject import Subject
 from momentprop.benchmarking.threads import torch_threads
 from momentprop.benchmarking.turns import keep_freed_memory, take_turns
 from momentprop.benchmarking.work import work_of
+from momentprop.graph import private
 
 Progress = Callable[[str, float, float, str], None]  # unit, done, total, what is being done
 _PREPARE = {"eager": 2.0, "compiled": 2.0, "aot": 40.0, "onnx": 8.0}  # seconds per method, for the forecast
@@ -81,7 +81,7 @@ def run(build: Callable[[], Subject], plan: Plan, progress: Progress, result: Re
         for threads in plan.threads:
             setting = Setting(threads, Path(folder), plan.backend)
             # this cache knows our operators by name alone: it would give what they were when it was filled
-            with torch_threads(threads), functorch.patch(enable_autograd_cache=False):
+            with torch_threads(threads), private.without_autograd_cache():
                 for runtime in plan.runtimes:
                     _measure(subject, plan, runtime, setting, progress, result)
         if plan.memory:
@@ -116,8 +116,8 @@ def _measure(
     for batch in plan.batches:
         unit = _unit(setting.threads, runtime, batch)
         x = subject.batch(batch)
-        torch._dynamo.reset()  # otherwise code for other batch sizes counts against dynamo's limit
-        with torch.no_grad(), torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+        private.forget_compiled()  # otherwise code for other batch sizes counts against dynamo's limit
+        with torch.no_grad(), private.static_shapes():
             failed = dict(errors)
             working: dict[str, Callable[[], object]] = {}
             for i, (name, call) in enumerate(calls.items()):

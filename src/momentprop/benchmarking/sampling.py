@@ -15,7 +15,7 @@ from torch.export import Dim
 
 from momentprop.benchmarking.programs import Program
 from momentprop.convert import BayesianNetwork
-from momentprop.sample import _WORKING_SET
+from momentprop.sample import WORKING_SET
 from momentprop.sampling.sampler import Run, Sampler
 
 # (module, inputs, dynamic, name) -> what runs it
@@ -106,7 +106,7 @@ def sample_with(bnn: BayesianNetwork, make: Make, inputs: tuple[Tensor, ...], n_
     def sample(x: tuple[Tensor, ...]) -> Any:
         sizes = {symbol: len(x[0]) for symbol in run.sizes}
         now = Run(sampler, run.given, [], run.certain, sizes)
-        at_once = min(now.samples_at_once(_WORKING_SET), n_samples)
+        at_once = min(now.samples_at_once(WORKING_SET), n_samples)
         sources = _sources(now)
         values = [torch.as_tensor(v) for v in prefix(x)]
         found: list[list[Tensor]] = []

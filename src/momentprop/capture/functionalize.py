@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from momentprop.errors import TraceError
 from momentprop.graph.nodes import emit, fake_value
+from momentprop.graph.private import OpOverload
 
 aten = torch.ops.aten
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._ops import OpOverload
 
 from momentprop.capture.noise import DROPOUTS
+from momentprop.graph.private import OpOverload
 from momentprop.graph.schema import bind
 
 aten = torch.ops.aten

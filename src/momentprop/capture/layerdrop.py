@@ -21,6 +21,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from momentprop.errors import TraceError
+from momentprop.graph import private
 
 _TORCH = inspect.getfile(torch).removesuffix("__init__.py")
 _DRAWS = {"random": ("random", "uniform"), "numpy.random": ("rand", "random", "uniform")}
@@ -136,7 +137,7 @@ class _Scalar:
 
     def _as_tensor(self) -> torch.Tensor:
         if self._tensor is None:
-            with torch._C.DisableTorchFunction():
+            with private.without_overrides():
                 self._tensor = self._draw()
         return self._tensor
 

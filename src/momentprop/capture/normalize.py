@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
@@ -19,6 +18,7 @@ from momentprop.capture.marked import spell_out_marked
 from momentprop.capture.noise import DROPOUTS, normalize_noise
 from momentprop.errors import DropProbabilityError, Place
 from momentprop.graph.nodes import remove_unused
+from momentprop.graph.private import OpOverload
 
 aten = torch.ops.aten
 higher_order = torch.ops.higher_order

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from momentprop.capture.agreement import Outputs, differing, evaluated
@@ -23,6 +22,7 @@ from momentprop.capture.normalize import drop_unused_state, normalize, place_of
 from momentprop.capture.signature import Signature, split_inputs
 from momentprop.errors import InputError, TraceError, TraceNote
 from momentprop.graph.nodes import remove_unused
+from momentprop.graph.private import FakeTensor
 from momentprop.moments import is_moments, mean_of
 
 __all__ = ["DROPOUTS", "HEADS", "Trace", "place_of", "trace"]

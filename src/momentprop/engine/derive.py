@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from momentprop.capture.trace import place_of
 from momentprop.errors import CovarianceError
+from momentprop.graph.private import FakeTensor
 from momentprop.moments import Moments, is_moments, mean_of
 from momentprop.rules.local import Elementwise, residual
 from momentprop.rules.registry import Rule

@@ -12,6 +12,7 @@ from momentprop.errors import ExportError
 from momentprop.exports.archive import describe, moments_program, seal, written
 from momentprop.exports.metadata import Metadata
 from momentprop.exports.program import example_tensors
+from momentprop.graph import private
 from momentprop.lowering.flat_export import quiet
 from momentprop.lowering.inductor import OPTIONS
 
@@ -39,11 +40,7 @@ def compile_package(
             raise ValueError(f"torch names its packages .pt2, but the path is {path}")
         try:
             with quiet(), torch.no_grad():
-                from torch._inductor import aoti_compile_and_package
-
-                aoti_compile_and_package(
-                    exported, package_path=os.fspath(temporary), inductor_configs={**OPTIONS}
-                )
+                private.compile_package(exported, os.fspath(temporary), OPTIONS)
         except Exception as error:
             if type(error).__name__ == "InvalidCxxCompiler" or "InvalidCxxCompiler" in str(error):
                 raise ExportError(

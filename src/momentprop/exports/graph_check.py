@@ -16,6 +16,8 @@ import torch
 
 from momentprop.errors import ArchiveError
 from momentprop.exports.outline import check_spec
+from momentprop.graph import private
+from momentprop.graph.private import OpOverload
 
 PARAMETER = re.compile(r"[\w.]*", re.ASCII)
 _IDENTIFIER = re.compile(r"([A-Za-z_]\w*)?", re.ASCII)
@@ -88,11 +90,11 @@ def is_operator(target: str) -> bool:
     namespace, name, overload = found.groups()
     try:
         full_name = f"{namespace}::{name}" + ("" if overload == "default" else f".{overload}")
-        if name in _FILES or not torch._C._dispatch_has_kernel(full_name):
+        if name in _FILES or not private.has_kernel(full_name):
             return False
         operator = getattr(getattr(getattr(torch.ops, namespace), name), overload)
     except (RuntimeError, AttributeError):
         return False
-    if not isinstance(operator, torch._ops.OpOverload):
+    if not isinstance(operator, OpOverload):
         return False
     return bool(operator._schema.returns) or name.startswith(_CHECKS)

@@ -16,14 +16,14 @@ from momentprop.capture.signature import Signature
 from momentprop.errors import ArchiveError, MomentpropError
 from momentprop.exports.interface import rebuild_moments
 from momentprop.exports.metadata import Metadata
+from momentprop.graph import private
 from momentprop.moments import is_moments
 
 
 class PackagedProgram:
     """Machine code in a package, ready to run: flat tensors in and out.
 
-    Goes straight to torch's C++ loader: torch._inductor, whose import takes longest, is not needed. The
-    loader unpacks a file, which is a private one of the content that was checked; `path` is for messages.
+    torch's C++ loader unpacks a file: a private one, of the content that was checked. `path` is for messages.
     """
 
     def __init__(self, path: str | os.PathLike[str], content: memoryview, metadata: Metadata) -> None:
@@ -31,7 +31,7 @@ class PackagedProgram:
             with tempfile.TemporaryDirectory() as folder:
                 file = Path(folder, "package.pt2")
                 file.write_bytes(content)
-                self._loader = torch._C._aoti.AOTIModelPackageLoader(str(file), "model", False, 1, -1)
+                self._loader = private.package_runner(str(file))
         except RuntimeError as error:
             raise ArchiveError(
                 f"{path} was compiled with torch {metadata.torch} and cannot run on this machine with torch "

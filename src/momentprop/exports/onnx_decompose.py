@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from momentprop.exports.onnx_types import promoted
+from momentprop.graph.private import HigherOrderOperator, OpOverload
 from momentprop.passes.decompose import inline, traced
 
 aten = torch.ops.aten
@@ -168,4 +168,4 @@ def _decomposition(op: OpOverload, table: Mapping[Any, Callable[..., Any]]) -> C
 
 
 def _is_higher_order(target: Any) -> bool:
-    return isinstance(target, torch._ops.HigherOrderOperator)
+    return isinstance(target, HigherOrderOperator)

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import traceback
 from torch.utils import _pytree as pytree
+
+from momentprop.graph.private import FakeTensor, OpOverload, enable_python_dispatcher
 
 
 class PromotedModule(fx.GraphModule):
@@ -51,7 +51,7 @@ def promoted(module: fx.GraphModule) -> fx.GraphModule:
 def _is_mixed(node: fx.Node, values: dict[fx.Node, Any], table: Any) -> bool:
     """Whether operands have to be cast. Whole numbers beside floating-point tensors are written as such."""
     op = node.target
-    rule = table.get_rule(op.overloadpacket) if isinstance(op, torch._ops.OpOverload) else None
+    rule = table.get_rule(op.overloadpacket) if isinstance(op, OpOverload) else None
     if rule is None:
         return False
     args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from momentprop.exports.program import Program
+from momentprop.graph.private import OpOverload
 
 aten = torch.ops.aten
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from momentprop.gaussian import normal as gaussian
+from momentprop.graph.private import OpOverload
 
 _LIBRARY = torch.library.Library("momentprop", "DEF")
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
+
+from momentprop.graph.private import FakeTensor
 
 aten = torch.ops.aten
 

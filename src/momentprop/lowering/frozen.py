@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from momentprop.capture.signature import Signature, rebuild_output
 from momentprop.errors import MomentpropError
+from momentprop.graph.private import OpOverload
 from momentprop.lowering.flat_export import export_flat, quiet
 from momentprop.lowering.inductor import Compiled
 from momentprop.lowering.pooled_convolutions import join_convolutions

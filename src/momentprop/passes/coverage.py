@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import HigherOrderOperator, OpOverload
 
 from momentprop.capture.trace import place_of
 from momentprop.errors import Place
+from momentprop.graph.private import HigherOrderOperator, OpOverload
 from momentprop.graph.schema import bind
 from momentprop.rules.registry import RULES, Rule
 

@@ -10,13 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._decomp import core_aten_decompositions, decomposition_table
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from momentprop.capture.attention import ATTENTION, spell_out_attention
+from momentprop.graph.private import FakeTensor, OpOverload, core_aten_decompositions, decomposition_table
 from momentprop.passes.coverage import analyze, creates_noise
 from momentprop.passes.expansions import EXPANSIONS
 

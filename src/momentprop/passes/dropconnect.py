@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from momentprop.capture.draws import DRAWS
 from momentprop.capture.trace import Trace
 from momentprop.graph.nodes import emit, remove_unused
+from momentprop.graph.private import OpOverload
 from momentprop.graph.schema import bind
 from momentprop.moments import Moments, is_moments
 from momentprop.passes.coverage import creates_noise

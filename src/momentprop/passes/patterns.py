@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 
 from momentprop.capture.trace import Trace
 from momentprop.gaussian.quadrature import expectation
 from momentprop.graph.nodes import emit
+from momentprop.graph.private import OpOverload
 from momentprop.moments import Moments
 from momentprop.passes.unpooling import join_unpooling
 from momentprop.rules.local import Elementwise, residual

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from momentprop.errors import MomentpropError
+from momentprop.graph import private
 from momentprop.moments import Moments, mean_of
 from momentprop.predict.logits import METHODS, Averages, GaussianLogits, average
 from momentprop.sample import SampledMoments
@@ -176,7 +177,7 @@ def classify(
 
 def _refuse_probabilities(output: Any, kind: str | None, dim: int | None) -> None:
     """A second softmax would not fail, but give wrong numbers. (Some rows can be such logits by chance.)"""
-    if not isinstance(output, Tensor) or torch.compiler.is_compiling() or _is_mapped(output):
+    if not isinstance(output, Tensor) or torch.compiler.is_compiling() or private.is_batched(output):
         return
     if output.dim() < 2 or output.shape[0] < _ENOUGH_ROWS or (kind or _kind(output, dim)) != "multiclass":
         return
@@ -187,11 +188,6 @@ def _refuse_probabilities(output: Any, kind: str | None, dim: int | None) -> Non
             "these look like probabilities: none is negative, and they sum to one. classify takes logits; "
             "let the converted network end with softmax, or give the logarithms"
         )
-
-
-def _is_mapped(tensor: Tensor) -> bool:
-    """Inside torch.vmap, where values cannot be looked at."""
-    return torch._C._functorch.is_batchedtensor(tensor)
 
 
 def check_one_output(output: Any) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from momentprop.gaussian import closed_forms as analytic
 from momentprop.gaussian import logistic, positive
@@ -21,6 +20,7 @@ from momentprop.gaussian.composites import relu_moments
 from momentprop.gaussian.normal import positive_probability
 from momentprop.gaussian.piecewise import piecewise_linear
 from momentprop.gaussian.quadrature import expectation, gauss_hermite
+from momentprop.graph.private import OpOverload
 from momentprop.rules.families import elementwise
 
 aten = torch.ops.aten

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from momentprop.gaussian.quadrature import NODES, Nodes, expectation
+from momentprop.graph.private import OpOverload
 from momentprop.moments import Logits, Moments, is_moments, mean_of, variance_of
 from momentprop.rules.local import Elementwise, Linear, Local, residual
 from momentprop.rules.neighbours import (

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from torch._ops import OpOverload, OpOverloadPacket
-
 from momentprop.errors import RuleError
+from momentprop.graph.private import OpOverload, OpOverloadPacket
 from momentprop.moments import Moments
 from momentprop.rules.local import Local
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from momentprop.graph.private import FakeTensor, OpOverload
 from momentprop.moments import is_moments
 
 _VALUES = (Tensor, torch.SymInt)

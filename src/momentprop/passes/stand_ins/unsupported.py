@@ -27,10 +27,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from momentprop.capture.trace import place_of
 from momentprop.errors import MissingRuleError
+from momentprop.graph.private import OpOverload
 from momentprop.passes.coverage import FALLBACK, RULE, creates_noise
 from momentprop.passes.stand_ins.fallback import AtMean, Fallback
 from momentprop.passes.stand_ins.linearized import Linearized, LinearizedPointwise
