@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import momentprop.rules  # noqa: F401  (registers the rules)
+from momentprop import tiers
 from momentprop.capture.signature import rebuild_output, split_inputs
 from momentprop.capture.trace import Trace, trace
 from momentprop.engine.adjoint import TwoSweeps
@@ -39,8 +40,8 @@ from momentprop.passes.rewrite import rewrite
 from momentprop.passes.stand_ins.unsupported import UNSUPPORTED, attach, mark
 from momentprop.passes.stems import relate
 from momentprop.summary import Summary, summarize
+from momentprop.tiers import Tier
 
-FIDELITIES = ("auto", "paper", "fast", "accurate")
 _MOST_OUTPUTS = 64  # per sample, up to which `auto` sweeps back from all of them
 
 
@@ -98,8 +99,8 @@ def convert(
     >>> out.std.shape, out.covariance.shape
     (torch.Size([16, 3]), torch.Size([16, 3, 3]))
     """
-    if fidelity not in FIDELITIES:
-        raise ValueError(f"fidelity must be one of {', '.join(FIDELITIES)}, not {fidelity!r}")
+    if fidelity not in tiers.NAMES:
+        raise ValueError(f"fidelity must be one of {', '.join(tiers.NAMES)}, not {fidelity!r}")
     if unsupported not in UNSUPPORTED:
         raise ValueError(f"unsupported must be one of {', '.join(UNSUPPORTED)}, not {unsupported!r}")
     selection = Selection.parse(outputs)
@@ -187,6 +188,11 @@ class BayesianNetwork(Compiled):
     def fidelity(self) -> str:
         """The tier of rules in use."""
         return self._fidelity
+
+    @property
+    def tier(self) -> Tier:
+        """The tier of rules in use."""
+        return tiers.named(self._fidelity)
 
     def summary(self, random_only: bool = True) -> Summary:
         """A table of the operators that noise reaches, or of all: rule in use, exactness, shape, place."""
