@@ -38,7 +38,7 @@ from momentprop.passes.patterns import recognise
 from momentprop.passes.recurrent import expand_recurrent
 from momentprop.passes.rewrite import rewrite
 from momentprop.passes.stand_ins.unsupported import UNSUPPORTED, attach, mark
-from momentprop.passes.stems import relate
+from momentprop.rules.registry import Lookup
 from momentprop.summary import Summary, summarize
 from momentprop.tiers import Tier
 
@@ -119,10 +119,10 @@ def convert(
     return BayesianNetwork(model, traced, fidelity, selection, uncertain, unsupported, jumps)
 
 
-def cover(traced: Trace, fidelity: str, uncertain: Sequence[bool], unsupported: str = "error") -> Trace:
+def cover(traced: Trace, rules: Lookup, uncertain: Sequence[bool], unsupported: str = "error") -> Trace:
     """The trace with operators that have no rule decomposed, else marked; raises if any remains."""
-    traced = fold_random_weights(expand_recurrent(traced, uncertain), fidelity)
-    coverage = analyze(traced.graph, fidelity, _random_inputs(traced, uncertain))
+    traced = fold_random_weights(expand_recurrent(traced, uncertain), rules)
+    coverage = analyze(traced.graph, rules, _random_inputs(traced, uncertain))
     if not coverage.sources and not any(uncertain):
         raise NoDropoutError(
             "the model has no active dropout (or only p = 0), so its output has no uncertainty. Insert "
@@ -130,18 +130,16 @@ def cover(traced: Trace, fidelity: str, uncertain: Sequence[bool], unsupported: 
         )
     if coverage.missing:
         copy = dataclasses.replace(traced, graph=traced.copy_graph())
-        copied = analyze(copy.graph, fidelity, _random_inputs(copy, uncertain))
-        decompose(copy.graph, list(copied.missing), fidelity)
-        missing = analyze(copy.graph, fidelity, _random_inputs(copy, uncertain))
+        copied = analyze(copy.graph, rules, _random_inputs(copy, uncertain))
+        decompose(copy.graph, list(copied.missing), rules)
+        missing = analyze(copy.graph, rules, _random_inputs(copy, uncertain))
         if missing.missing and unsupported != "error":
             mark(list(missing.missing), unsupported)
-            missing = analyze(copy.graph, fidelity, _random_inputs(copy, uncertain))
+            missing = analyze(copy.graph, rules, _random_inputs(copy, uncertain))
         if missing.missing:
             raise MissingRuleError(missing.places)
         traced = copy
-    copy = dataclasses.replace(traced, graph=traced.copy_graph())
-    random = analyze(copy.graph, fidelity, _random_inputs(copy, uncertain)).random
-    return copy if relate(copy.graph, random) else traced
+    return traced
 
 
 def _random_inputs(traced: Trace, uncertain: Sequence[bool]) -> list[Any]:
@@ -197,10 +195,10 @@ class BayesianNetwork(Compiled):
     def summary(self, random_only: bool = True) -> Summary:
         """A table of the operators that noise reaches, or of all: rule in use, exactness, shape, place."""
         union = tuple(map(any, zip(*self._checked, strict=True)))
-        random = analyze(self._graph.graph, self._fidelity, _random_inputs(self._graph, union)).random
+        random = analyze(self._graph.graph, self.tier.rules, _random_inputs(self._graph, union)).random
         calls = self._program.calls if isinstance(self._program, TwoSweeps) else []
         used = {call.name: call.target for call in calls}
-        return summarize(self._graph.graph, random, self._fidelity, used, random_only)
+        return summarize(self._graph.graph, random, self.tier, used, random_only)
 
     def freeze(self) -> FrozenNetwork:
         """A copy for inference: squared, folded and flipped weights are computed here, and not in every call.
@@ -230,7 +228,7 @@ class BayesianNetwork(Compiled):
         """Uncertain inputs reach operators before the first dropout too: those need rules as well."""
         if uncertain in self._checked or (self._checked and not any(uncertain)):
             return
-        covered = cover(self._graph, self._fidelity, uncertain, self._unsupported)
+        covered = cover(self._graph, self.tier.rules, uncertain, self._unsupported)
         # a program for several patterns of uncertain inputs takes as random what is so in any of them
         union = tuple(map(any, zip(uncertain, *self._checked, strict=True)))
         once = self._fidelity != "accurate" and self._unsupported == "error"  # one program serves them all
@@ -241,10 +239,10 @@ class BayesianNetwork(Compiled):
         self._checked.add(union)
 
     def _build(self, graph: Trace, uncertain: tuple[bool, ...]) -> nn.Module:
-        random = analyze(graph.graph, self._fidelity, _random_inputs(graph, uncertain)).random
+        random = analyze(graph.graph, self.tier.rules, _random_inputs(graph, uncertain)).random
         attach(graph.graph, random, self._fidelity == "accurate")
         if self._fidelity != "accurate":
-            return propagate(graph, self._fidelity)
+            return propagate(graph, self.tier.rules)
         if graph is not self._graph or not self._layouts:
             self._layouts = layouts(graph, self._state())
         return two_sweeps(graph, random, self._layouts, self._selection, self._state(), self._jumps)

@@ -12,7 +12,8 @@ from torch import Tensor, fx
 from momentprop.capture.trace import place_of
 from momentprop.passes.coverage import FALLBACK, RULE, rule_of
 from momentprop.passes.decompose import DECOMPOSED
-from momentprop.rules.registry import EXACT, Rule
+from momentprop.rules.registry import EXACT, Lookup, Rule
+from momentprop.tiers import Tier
 
 
 @dataclass(frozen=True)
@@ -88,19 +89,19 @@ class Summary:
 
 
 def summarize(
-    graph: fx.Graph, random: set[fx.Node], fidelity: str, used: Mapping[str, Any], random_only: bool
+    graph: fx.Graph, random: set[fx.Node], tier: Tier, used: Mapping[str, Any], random_only: bool
 ) -> Summary:
     """The summary of a graph. `used` holds, by node, what stands for operators in a row, where known."""
     nodes = [node for node in graph.nodes if node.op == "call_function"]
-    rows = [_row(node, node in random, fidelity, used) for node in nodes]
+    rows = [_row(node, node in random, tier.rules, used) for node in nodes]
     chosen = [row for row in rows if row.random or row.fallback or not random_only]
-    return Summary(fidelity, tuple(chosen), len(rows))
+    return Summary(tier.name, tuple(chosen), len(rows))
 
 
-def _row(node: fx.Node, random: bool, fidelity: str, used: Mapping[str, Any]) -> Row:
+def _row(node: fx.Node, random: bool, rules: Lookup, used: Mapping[str, Any]) -> Row:
     place = place_of(node)
     operator = getattr(node.target, "__name__", "") if " " in place.operator else place.operator
-    rule = rule_of(node, fidelity)
+    rule = rule_of(node, rules)
     fallback = node.meta[FALLBACK] if RULE in node.meta else ""
     name, exactness = "plain", EXACT
     if fallback:

@@ -59,7 +59,7 @@ def derived(op: OpOverload, function: Callable[..., Tensor]) -> DerivedGain:
     for n in made.graph.nodes:
         if "dropout" in n.name or random.intersection(n.all_input_nodes):
             random.add(n)
-    return derive_gain(node, RULES.find(op, "accurate"), random)
+    return derive_gain(node, RULES.find(op), random)
 
 
 def moments(*shape: int) -> Moments:

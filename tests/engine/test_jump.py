@@ -14,7 +14,7 @@ from momentprop.engine.adjoint import TwoSweeps
 from momentprop.engine.jump import Jump, pays
 from momentprop.rules.registry import RULES
 
-RELU = RULES.find(torch.ops.aten.relu.default, "accurate")
+RELU = RULES.find(torch.ops.aten.relu.default)
 
 
 def layer(n_inputs: int, n_units: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,7 +14,9 @@ from golden_record import FILE, TIERS, moments_of
 RECORD = json.loads(FILE.read_text())
 
 # Networks whose numbers are not those of the first record.
-CHANGED: dict[str, str] = {}
+CHANGED = {
+    "attention_by_hand": "images of one tensor count as uncorrelated in products",
+}
 
 
 def test_record_is_complete():

@@ -104,6 +104,6 @@ def test_alpha_dropout_keeps_mean_0_and_variance_1():
 
 @pytest.mark.parametrize("op", OPERATORS, ids=str)
 def test_dropouts_create_noise(op):
-    assert setting(op).rule.creates_noise
-    assert not setting(aten.relu.default).rule.creates_noise
+    assert setting(op).rule.role.creates_noise
+    assert not setting(aten.relu.default).rule.role.creates_noise
     assert local_of(setting(op, X(2, 3), 0.5, True), setting(op, X(2, 3), 0.5, True).arguments())

@@ -2,9 +2,10 @@ import pytest
 import torch
 
 import momentprop as mp
+from momentprop import tiers
 from momentprop.errors import MomentpropError, RuleError
 from momentprop.graph.schema import bind
-from momentprop.rules.registry import EXACT, RULES, Registry, Rule, rule
+from momentprop.rules.registry import EXACT, RULES, Registry, Role, Rule, Variant, rule
 
 aten = torch.ops.aten
 
@@ -28,7 +29,7 @@ def test_registered_rule_is_found_and_called():
         mean = torch.exp(x.mean + x.variance / 2)
         return mp.Moments(mean, mean**2 * torch.expm1(x.variance))
 
-    found = RULES.find(aten.exp.default, "paper")
+    found = RULES.find(aten.exp.default)
     assert found.function is exp
     assert (found.exactness, found.reference) == (EXACT, "log-normal")
     out = found(mp.Moments(torch.zeros(2), 1.0))
@@ -37,46 +38,59 @@ def test_registered_rule_is_found_and_called():
 
 def test_one_function_for_several_operators():
     rule(aten.sinh.default, aten.cosh.default)(identity)
-    assert RULES.find(aten.sinh.default, "paper").op is aten.sinh.default
-    assert RULES.find(aten.cosh.default, "paper").op is aten.cosh.default
+    assert RULES.find(aten.sinh.default).op is aten.sinh.default
+    assert RULES.find(aten.cosh.default).op is aten.cosh.default
 
 
 def test_duplicate_is_refused():
-    before = RULES.find(aten.relu.default, "paper")
+    before = RULES.find(aten.relu.default)
     with pytest.raises(RuleError, match=r"aten\.relu\.default already has a rule; pass override=True"):
         rule(aten.relu.default)(identity)
-    assert RULES.find(aten.relu.default, "paper") is before
+    assert RULES.find(aten.relu.default) is before
 
 
 def test_override_replaces():
     rule(aten.relu.default, override=True)(identity)
-    assert RULES.find(aten.relu.default, "paper").function is identity
+    assert RULES.find(aten.relu.default).function is identity
 
 
-def test_override_of_a_tier_leaves_the_others():
-    general = RULES.find(aten.relu.default, "paper")
-    rule(aten.relu.default, fidelity="mine")(identity)
-    assert RULES.find(aten.relu.default, "mine").function is identity
-    assert RULES.find(aten.relu.default, "paper") is general
+PAPER = (Variant.PAPER,)
 
 
-def test_lookup_by_tier():
+def test_override_of_a_variant_leaves_the_others():
+    general = RULES.find(aten.relu.default)
+    rule(aten.relu.default, variant=Variant.PAPER)(identity)
+    assert RULES.find(aten.relu.default, PAPER).function is identity
+    assert RULES.find(aten.relu.default) is general
+
+
+def test_override_of_the_default_replaces_every_variant():
+    assert RULES.find(aten.softmax.int, PAPER).variant is Variant.PAPER
+    rule(aten.softmax.int, override=True)(lambda x, dim, dtype=None: x)
+    for tier in tiers.ALL:
+        assert tier.rules.find(aten.softmax.int) is RULES.find(aten.softmax.int)
+        assert tier.rules.find(aten.softmax.int).exactness == "user-defined"
+
+
+def test_lookup_by_variant():
     def for_paper(x):
         return x
 
-    rule(aten.sinh.default, fidelity="paper")(for_paper)
-    assert RULES.find(aten.sinh.default, "paper").function is for_paper
-    assert RULES.find(aten.sinh.default, "other") is None
-    rule(aten.sinh.default)(identity)  # no duplicate: it serves the tiers that have none of their own
-    assert RULES.find(aten.sinh.default, "paper").function is for_paper
-    assert RULES.find(aten.sinh.default, "other").function is identity
+    rule(aten.sinh.default, variant=Variant.PAPER)(for_paper)
+    assert RULES.find(aten.sinh.default, PAPER).function is for_paper
+    assert RULES.find(aten.sinh.default) is None
     with pytest.raises(RuleError, match="already has a rule"):
-        rule(aten.sinh.default, fidelity="paper")(identity)
+        rule(aten.sinh.default, variant=Variant.PAPER)(identity)
 
 
-def test_softmax_has_a_rule_of_its_own_in_tier_paper():
-    assert RULES.find(aten.softmax.int, "paper") is not RULES.find(aten.softmax.int, "other")
-    assert RULES.find(aten.softmax.int, "other").fidelity is None
+def test_unknown_variant_is_refused():
+    with pytest.raises(RuleError, match=r"variant must be one of .*PAPER.*, not 'papre'"):
+        rule(aten.sinh.default, variant="papre")(identity)
+
+
+def test_softmax_has_a_variant_of_the_paper():
+    assert RULES.find(aten.softmax.int, PAPER) is not RULES.find(aten.softmax.int)
+    assert RULES.find(aten.softmax.int).variant is None
 
 
 def _name(value):
@@ -86,13 +100,13 @@ def _name(value):
 
 @pytest.mark.parametrize("missing", [aten.sinh.default, aten.relu, torch.relu, "relu", None, len], ids=_name)
 def test_unknown_operators_are_not_found(missing):
-    assert RULES.find(missing, "paper") is None
+    assert RULES.find(missing) is None
 
 
 def test_remove():
     rule(aten.sinh.default)(identity)
     RULES.remove(aten.sinh.default)
-    assert RULES.find(aten.sinh.default, "paper") is None
+    assert RULES.find(aten.sinh.default) is None
     RULES.remove(aten.sinh.default)  # nothing to remove is fine
 
 
@@ -133,7 +147,7 @@ def test_wrong_signature_is_refused(op, function, count):
     with pytest.raises(RuleError) as error:
         rule(op)(function)
     assert f"the rule for {op} must take {count}" in str(error.value)
-    assert RULES.find(op, "paper") is None
+    assert RULES.find(op) is None
 
 
 def test_defaults_may_be_given_or_left_out():
@@ -155,17 +169,17 @@ def test_plain_tensors_run_the_operator():
 
 
 def test_noise_begins_at_plain_tensors():
-    found = Rule(aten.relu.default, lambda x: "rule", EXACT, "", creates_noise=True)
+    found = Rule(aten.relu.default, lambda x: "rule", EXACT, "", role=Role.SOURCE)
     assert found(torch.ones(2)) == "rule"
 
 
 def test_rule_is_named_after_its_operator():
-    assert RULES.find(aten.relu.default, "paper").__name__ == "aten_relu_default"
+    assert RULES.find(aten.relu.default).__name__ == "aten_relu_default"
 
 
 def test_iteration_is_sorted_and_complete():
     rules = list(RULES)
-    assert {(r.op, r.fidelity) for r in rules} == set(RULES._rules)
+    assert {(r.op, r.variant) for r in rules} == set(RULES._rules)
     assert [str(r.op) for r in rules] == sorted(str(r.op) for r in rules)
     assert len([r for r in rules if r.op is aten.softmax.int]) == 2
 
@@ -174,7 +188,7 @@ def test_registries_are_independent():
     own = Registry()
     own.add(Rule(aten.relu.default, identity, EXACT, ""))
     assert len(list(own)) == 1
-    assert RULES.find(aten.relu.default, "paper").function is not identity
+    assert RULES.find(aten.relu.default).function is not identity
 
 
 def test_every_shipped_rule_is_documented():

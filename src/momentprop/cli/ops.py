@@ -11,7 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 import momentprop.rules  # noqa: F401  (registers the rules)
-from momentprop.rules.registry import RULES
+from momentprop import tiers
+from momentprop.rules.registry import RULES, Rule
+
+
+def _tiers_of(rule: Rule) -> str:
+    using = [tier.name for tier in tiers.ALL if tier.rules.find(rule.op) is rule]
+    return "all" if len(using) == len(tiers.ALL) else ", ".join(using)
 
 
 def ops(
@@ -22,7 +28,7 @@ def ops(
     rows = [
         {
             "operator": str(rule.op),
-            "tier": rule.fidelity or "all",
+            "tier": _tiers_of(rule),
             "exactness": rule.exactness,
             "reference": rule.reference,
         }

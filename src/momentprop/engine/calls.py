@@ -17,7 +17,7 @@ from momentprop.engine.fused import Fused
 from momentprop.engine.jump import find_jump
 from momentprop.engine.tracking import Tracked, tracked_layers
 from momentprop.passes.coverage import rule_of
-from momentprop.rules.registry import Rule
+from momentprop.rules.registry import Lookup, Role, Rule
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ def _call(node: fx.Node, root: nn.Module, random: set[fx.Node], tracked: bool) -
     if node.op == "get_attr":
         value = getattr(root, str(node.target))
         return Call(node.name, lambda: value, (), {}, [], False)
-    target: Any = rule_of(node, "accurate") or node.target
+    target: Any = rule_of(node, Lookup(linear=True)) or node.target
     gain = None
-    if isinstance(target, Rule) and target.local is None and not target.ignores_values and node in random:
+    if isinstance(target, Rule) and target.local is None and target.role is not Role.SHAPE and node in random:
         gain = derive_gain(node, target, random)
     args, kwargs = _plain(node.args), _plain(node.kwargs)
     if tracked:

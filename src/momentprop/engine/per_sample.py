@@ -23,7 +23,7 @@ from momentprop.engine.layouts import Layout
 from momentprop.engine.selection import Selection
 from momentprop.errors import CovarianceError
 from momentprop.moments import Jumps, Logits, Moments, is_moments
-from momentprop.rules.registry import RULES
+from momentprop.rules.registry import RULES, Role
 
 aten = torch.ops.aten
 
@@ -66,8 +66,8 @@ def _dependent(trace: Trace) -> set[fx.Node]:
     """What depends on the values of the inputs, not on their number alone."""
     dependent = set(trace.input_nodes)
     for node in trace.graph.nodes:
-        rule = RULES.find(node.target, "accurate")
-        by_value = rule is None or not rule.ignores_values
+        rule = RULES.find(node.target)
+        by_value = rule is None or rule.role is not Role.SHAPE
         if node.op == "call_function" and by_value and any(n in dependent for n in node.all_input_nodes):
             dependent.add(node)
     return dependent

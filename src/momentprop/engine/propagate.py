@@ -6,9 +6,10 @@ from torch import fx
 
 from momentprop.capture.trace import Trace
 from momentprop.passes.coverage import rule_of
+from momentprop.rules.registry import Lookup
 
 
-def propagate(trace: Trace, fidelity: str) -> fx.GraphModule:
+def propagate(trace: Trace, rules: Lookup) -> fx.GraphModule:
     """A program program(*state, *inputs) -> flat outputs on plain tensors and Moments.
 
     A rule given plain tensors runs its operator, so one program serves deterministic and uncertain
@@ -17,6 +18,6 @@ def propagate(trace: Trace, fidelity: str) -> fx.GraphModule:
     """
     graph = trace.copy_graph()
     for node in graph.nodes:
-        if (rule := rule_of(node, fidelity)) is not None:
+        if (rule := rule_of(node, rules)) is not None:
             node.target = rule
     return fx.GraphModule(trace.root, graph, "Program")

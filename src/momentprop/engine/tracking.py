@@ -53,7 +53,7 @@ def tracked_layers(graph: fx.Graph, random: set[fx.Node]) -> set[fx.Node]:
 
 
 def _acts_elementwise(node: fx.Node) -> bool:
-    rule = RULES.find(node.target, "accurate")
+    rule = RULES.find(node.target)
     alone = all(len(n.users) == 1 for n in node.all_input_nodes if n.op != "placeholder")
     return rule is not None and alone and (rule.elementwise or node.target is aten.dropout.default)
 

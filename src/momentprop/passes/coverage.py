@@ -14,7 +14,7 @@ from momentprop.capture.trace import place_of
 from momentprop.errors import Place
 from momentprop.graph.private import HigherOrderOperator, OpOverload
 from momentprop.graph.schema import bind
-from momentprop.rules.registry import RULES, Rule
+from momentprop.rules.registry import Lookup, Role, Rule
 
 FALLBACK, RULE = "fallback", "rule"  # what a node's meta says: unsupported.py
 
@@ -32,13 +32,13 @@ class Coverage:
         return [place_of(node, reason) for node, reason in self.missing.items()]
 
 
-def analyze(graph: fx.Graph, fidelity: str, random_inputs: Iterable[fx.Node] = ()) -> Coverage:
+def analyze(graph: fx.Graph, rules: Lookup, random_inputs: Iterable[fx.Node] = ()) -> Coverage:
     """Follow the noise of dropouts and of uncertain inputs through the graph."""
     coverage = Coverage(random=set(random_inputs))
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        rule = None if FALLBACK in node.meta else RULES.find(node.target, fidelity)
+        rule = None if FALLBACK in node.meta else rules.find(node.target)
         creates = creates_noise(node)
         if creates:
             coverage.sources.append(node)
@@ -49,15 +49,15 @@ def analyze(graph: fx.Graph, fidelity: str, random_inputs: Iterable[fx.Node] = (
             coverage.random.add(node)
         if FALLBACK in node.meta:
             continue
-        reason = _reason(node, rule, creates, coverage.random, fidelity)
+        reason = _reason(node, rule, creates, coverage.random, rules)
         if reason is not None:
             coverage.missing[node] = reason
     return coverage
 
 
-def rule_of(node: fx.Node, fidelity: str) -> Rule | None:
+def rule_of(node: fx.Node, rules: Lookup) -> Rule | None:
     """The rule of a node's operator, or one that was made for this node alone."""
-    return node.meta.get(RULE) or RULES.find(node.target, fidelity)
+    return node.meta.get(RULE) or rules.find(node.target)
 
 
 def _is_known(node: fx.Node, rule: Rule | None) -> bool:
@@ -66,7 +66,7 @@ def _is_known(node: fx.Node, rule: Rule | None) -> bool:
         value = node.meta.get("val")
         leaves = value if isinstance(value, (list, tuple)) else [value]
         return value is not None and not any(isinstance(v, Tensor) and _is_number(v) for v in leaves)
-    return rule is not None and rule.ignores_values
+    return rule is not None and rule.role is Role.SHAPE
 
 
 def _is_number(value: Tensor) -> bool:
@@ -94,16 +94,16 @@ def _subgraphs(node: fx.Node) -> list[fx.Graph]:
 
 
 def _reason(
-    node: fx.Node, rule: Rule | None, creates: bool, random: set[fx.Node], fidelity: str
+    node: fx.Node, rule: Rule | None, creates: bool, random: set[fx.Node], rules: Lookup
 ) -> str | None:
     """Why this node cannot be propagated; None if it can."""
     if node.target is operator.getitem:
         return None
     if rule is None:
         return "draws random numbers and has no rule" if creates else "has no rule"
-    if creates and not rule.creates_noise:
+    if creates and not rule.role.creates_noise:
         return "draws random numbers, which its rule does not cover"
-    if fidelity == "accurate" and not rule.has_local:
+    if rules.linear and not rule.has_local:
         return "its rule does not say how it acts on deviations; give it elementwise=True or local="
     if rule.refuses is None:
         return None

@@ -17,24 +17,25 @@ from momentprop.capture.attention import ATTENTION, spell_out_attention
 from momentprop.graph.private import FakeTensor, OpOverload, core_aten_decompositions, decomposition_table
 from momentprop.passes.coverage import analyze, creates_noise
 from momentprop.passes.expansions import EXPANSIONS
+from momentprop.rules.registry import Lookup
 
 _VALUES = (Tensor, torch.SymInt)
 DECOMPOSED = "decomposed_from"  # what a node's meta says about where it comes from
 _DEPTH = 8  # decompositions within decompositions
 
 
-def decompose(graph: fx.Graph, nodes: list[fx.Node], fidelity: str) -> None:
+def decompose(graph: fx.Graph, nodes: list[fx.Node], rules: Lookup) -> None:
     """Replace each node by its decomposition where that is covered by rules; leave the others alone."""
     for node in nodes:
         if node.target is ATTENTION:
             spell_out_attention(graph, node)
             continue
-        expansion = _expand(node, fidelity, _DEPTH)
+        expansion = _expand(node, rules, _DEPTH)
         if expansion is not None:
             inline(graph, node, expansion)
 
 
-def _expand(node: fx.Node, fidelity: str, depth: int) -> fx.Graph | None:
+def _expand(node: fx.Node, rules: Lookup, depth: int) -> fx.Graph | None:
     """A graph that computes the node from its tensor inputs and whose every operator has a rule."""
     function = _decomposition(node.target)
     if function is None or creates_noise(node) or depth == 0:
@@ -43,8 +44,8 @@ def _expand(node: fx.Node, fidelity: str, depth: int) -> fx.Graph | None:
     if graph is None:
         return None  # stays uncovered, and is reported as such
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-    for inner, reason in analyze(graph, fidelity, placeholders).missing.items():
-        deeper = _expand(inner, fidelity, depth - 1) if reason == "has no rule" else None
+    for inner, reason in analyze(graph, rules, placeholders).missing.items():
+        deeper = _expand(inner, rules, depth - 1) if reason == "has no rule" else None
         if deeper is None or inner.target is node.target:
             return None
         inline(graph, inner, deeper)

@@ -29,7 +29,7 @@ from momentprop.moments import Moments, is_moments
 from momentprop.passes.coverage import creates_noise
 from momentprop.rules.convolution import CONVOLUTIONS
 from momentprop.rules.families import per_dimension
-from momentprop.rules.registry import RULES
+from momentprop.rules.registry import Lookup
 
 aten = torch.ops.aten
 
@@ -50,7 +50,7 @@ _MOVES = (
 )
 
 
-def fold_random_weights(trace: Trace, fidelity: str) -> Trace:
+def fold_random_weights(trace: Trace, rules: Lookup) -> Trace:
     """The trace with such layers replaced; itself where there are none."""
     noisy, dependent = _reached(trace)
     if not any(_weights(node, noisy - dependent) for node in trace.graph.nodes):
@@ -60,9 +60,9 @@ def fold_random_weights(trace: Trace, fidelity: str) -> Trace:
     alone = noisy - dependent
     for node in list(copy.graph.nodes):
         found = _weights(node, alone)
-        if found and all(_is_independent(n, noisy, fidelity) for n in found):
+        if found and all(_is_independent(n, noisy, rules) for n in found):
             with copy.graph.inserting_before(node):
-                _fold(copy.graph, node, alone, fidelity)
+                _fold(copy.graph, node, alone, rules)
     remove_unused(copy.graph)
     copy.graph.lint()
     return copy
@@ -102,20 +102,20 @@ def _weights(node: fx.Node, alone: set[fx.Node]) -> list[fx.Node]:
     return [] if arguments is None else [n for n in arguments[1:] if n in alone]
 
 
-def _is_independent(weight: fx.Node, noisy: set[fx.Node], fidelity: str) -> bool:
+def _is_independent(weight: fx.Node, noisy: set[fx.Node], rules: Lookup) -> bool:
     """Whether elements of the weight are independent, and all noise in it is its own."""
     size = weight.meta["val"].numel()
     for node in _chain(weight, noisy):
         op, draw = node.target, DRAWS.get(node.target)
         if not isinstance(op, OpOverload) or node.meta["val"].numel() != size:
             return False
-        if len(node.users) > 1 and (node is not weight or fidelity == "accurate"):
+        if len(node.users) > 1 and (node is not weight or rules.linear):
             return False
         if draw is not None and draw.per_channel:
             return False
         if draw is None and torch.Tag.pointwise not in op.tags and op not in _MOVES:
             return False
-        if RULES.find(op, fidelity) is None and op not in _MOVES:
+        if rules.find(op) is None and op not in _MOVES:
             return False
     return True
 
@@ -134,7 +134,7 @@ def _chain(weight: fx.Node, noisy: set[fx.Node]) -> list[fx.Node]:
     return found
 
 
-def _moments(graph: fx.Graph, weight: Any, alone: set[fx.Node], fidelity: str, transpose: bool) -> list[Any]:
+def _moments(graph: fx.Graph, weight: Any, alone: set[fx.Node], rules: Lookup, transpose: bool) -> list[Any]:
     """Nodes for mean and variance of a weight."""
     if weight not in alone:
         mean = emit(graph, aten.t.default, (weight,), weight) if transpose and weight is not None else weight
@@ -148,7 +148,7 @@ def _moments(graph: fx.Graph, weight: Any, alone: set[fx.Node], fidelity: str, t
         kwargs: Any
         for node in chain:
             args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
-            target: Any = RULES.find(node.target, fidelity) or node.target
+            target: Any = rules.find(node.target) or node.target
             if node.target in _MOVES and is_moments(args[0]):
                 x, op = args[0], node.target
                 env[node] = Moments(op(x.mean, *args[1:], **kwargs), op(x.variance, *args[1:], **kwargs))
@@ -172,16 +172,16 @@ def _moments(graph: fx.Graph, weight: Any, alone: set[fx.Node], fidelity: str, t
     return list(output)
 
 
-def _fold(graph: fx.Graph, node: fx.Node, alone: set[fx.Node], fidelity: str) -> None:
+def _fold(graph: fx.Graph, node: fx.Node, alone: set[fx.Node], rules: Lookup) -> None:
     arguments = _arguments(node)
     assert arguments is not None
     x, weight, bias = arguments
     batch = _batch_dimension(x)
-    if fidelity == "accurate" and batch is None:
+    if rules.linear and batch is None:
         return
     is_product = node.target in _PRODUCTS or node.target is aten.addmm.default
-    moments = _moments(graph, weight, alone, fidelity, is_product)
-    moments += _moments(graph, bias, alone, fidelity, False)
+    moments = _moments(graph, weight, alone, rules, is_product)
+    moments += _moments(graph, bias, alone, rules, False)
     if node.target in CONVOLUTIONS:
         sizes = _sizes(node)
         if sizes is None:

@@ -25,7 +25,7 @@ from momentprop.errors import MissingRuleError
 from momentprop.graph.nodes import emit, remove_unused
 from momentprop.graph.schema import bind
 from momentprop.passes.coverage import creates_noise
-from momentprop.rules.registry import RULES
+from momentprop.rules.registry import RULES, Role
 
 aten = torch.ops.aten
 
@@ -145,8 +145,8 @@ class _Expansion:
     def _reached(self, node: fx.Node) -> bool:
         if creates_noise(node):
             return True
-        rule = RULES.find(node.target, "fast")
-        if rule is not None and rule.ignores_values:
+        rule = RULES.find(node.target)
+        if rule is not None and rule.role is Role.SHAPE:
             return False
         return any(n in self.random for n in node.all_input_nodes)
 

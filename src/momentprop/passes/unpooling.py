@@ -75,7 +75,7 @@ def _chances(x: Any, kernel: list[int]) -> Tensor:
     if not is_moments(x):
         like = _POOL(x, kernel)[0]
         return _plain(torch.ones_like(like), x, kernel)
-    rule = RULES.find(aten.max_pool2d.default, "fast")
+    rule = RULES.find(aten.max_pool2d.default)
     assert rule is not None
     pooled: Any = rule(x, kernel)
     windows: Windows = pooled.windows

@@ -25,7 +25,7 @@ from momentprop.gaussian.composites import dropped_variance
 from momentprop.moments import Moments, is_moments, mean_of
 from momentprop.rules.local import Drops, Elementwise, Linear, Local, Masked
 from momentprop.rules.neighbours import Neighbours, attach, lattice, neighbours_of, scaled
-from momentprop.rules.registry import EXACT, rule
+from momentprop.rules.registry import EXACT, Role, rule
 from momentprop.rules.shared import moved_direction, share
 
 aten = torch.ops.aten
@@ -82,7 +82,7 @@ def _elements(op: Any, mask_of: Callable[[float], Mask], reference: str) -> None
         mask = mask_of(p)
         return Elementwise(mask.gain, mask.noise(x), Masked(mask.center(x), mask.weight**0.5, p))
 
-    @rule(op, exactness=EXACT, reference=reference, creates_noise=True, local=local)
+    @rule(op, exactness=EXACT, reference=reference, role=Role.MASK, local=local)
     def dropout(x: Any, p: float, train: bool) -> Any:
         if not train or p == 0:
             return x
@@ -99,7 +99,7 @@ def _channels(op: Any, mask_of: Callable[[float], Mask], reference: str) -> None
     def local(out: Moments, x: Any, p: float, train: bool) -> Local:
         return _channel_noise(x, mask_of(p), p)
 
-    @rule(op, exactness=EXACT, reference=reference, creates_noise=True, local=local)
+    @rule(op, exactness=EXACT, reference=reference, role=Role.MASK, local=local)
     def channel_dropout(x: Any, p: float, train: bool) -> Any:
         if not train or p == 0:
             return x

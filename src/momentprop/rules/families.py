@@ -31,6 +31,7 @@ from momentprop.rules.registry import (
     EXACT_IF_UNCORRELATED,
     MOVES_VALUES,
     Refusal,
+    Role,
     rule,
 )
 from momentprop.rules.shared import alone, direction_of, moved_direction, share
@@ -310,7 +311,7 @@ def shape_query(*ops: OpOverload) -> None:
         return query
 
     for op in ops:
-        rule(op, exactness=EXACT, reference="deterministic", ignores_values=True)(make(op))
+        rule(op, exactness=EXACT, reference="deterministic", role=Role.SHAPE)(make(op))
 
 
 def pack(mean: Any, variance: Any) -> Any:

@@ -17,7 +17,7 @@ from momentprop.moments import Moments
 from momentprop.rules.convolution import transposed_convolution
 from momentprop.rules.local import Linear
 from momentprop.rules.neighbours import contrast_of, neighbours_of
-from momentprop.rules.registry import rule
+from momentprop.rules.registry import Variant, rule
 from momentprop.rules.windows import Position, Sizes, Windows
 
 aten = torch.ops.aten
@@ -279,13 +279,13 @@ def _unpooled(cotangent: Tensor, x: Tensor, windows: Windows, gains: Tensor) -> 
 
 
 def _max_pool(n: int, op: Any) -> None:
-    def with_fidelity(fidelity: str | None, maxima: Callable[[Moments, Windows], Moments]) -> None:
+    def register(variant: Variant | None, maxima: Callable[[Moments, Windows], Moments]) -> None:
         @rule(
             op,
-            fidelity=fidelity,
+            variant=variant,
             exactness="approximate: the maximum of two is taken as Gaussian for the next fold",
             reference="paper, max pooling; Clark 1961",
-            local=weighted_sum if fidelity is None else None,
+            local=weighted_sum if variant is None else None,
         )
         def propagate(
             x: Moments,
@@ -298,9 +298,9 @@ def _max_pool(n: int, op: Any) -> None:
             windows = Windows.of(x.shape[-n:], kernel_size, stride, padding, dilation, ceil_mode)
             return maxima(x, windows)
 
-    with_fidelity("paper", _independent_maxima)  # elements of a window are independent
-    with_fidelity("fast", _alike_maxima)  # with averages that convolutions tell
-    with_fidelity(None, _maxima)  # with the covariance that they tell
+    register(Variant.PAPER, _independent_maxima)  # elements of a window are independent
+    register(Variant.CONTRAST, _alike_maxima)  # with averages that convolutions tell
+    register(None, _maxima)  # with the covariance that they tell
 
 
 _max_pool(1, aten.max_pool1d.default)

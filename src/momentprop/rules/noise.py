@@ -18,7 +18,7 @@ from torch import Tensor
 from momentprop.moments import Moments, is_moments, mean_of
 from momentprop.rules.families import gathered
 from momentprop.rules.local import Elementwise, Linear, Local
-from momentprop.rules.registry import EXACT, rule
+from momentprop.rules.registry import EXACT, Role, rule
 
 aten = torch.ops.aten
 
@@ -41,9 +41,7 @@ def _around(out: Moments, center: Any, *args: Any, **kwargs: Any) -> Local:
 
 
 def _source(*ops: Any, local: Any = _fresh, refuses: Any = None) -> Any:
-    return rule(
-        *ops, exactness=EXACT, reference="definition", creates_noise=True, local=local, refuses=refuses
-    )
+    return rule(*ops, exactness=EXACT, reference="definition", role=Role.SOURCE, local=local, refuses=refuses)
 
 
 def _constant_std(_: Any, random: frozenset[str]) -> str | None:

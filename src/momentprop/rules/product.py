@@ -1,7 +1,7 @@
 """Products: element by element, and of matrices; of a random tensor with a constant, or of two random ones.
 
 For Z = X Y with covariance C = Cov(X, Y) of each pair of factors, known where both are the same tensor and
-taken as 0 elsewhere (matrix products of one tensor's images: stems.py),
+taken as 0 elsewhere,
 
     E[Z] = E_x E_y + C,
     Var[Z] = V_x E_y^2 + E_x^2 V_y + V_x V_y + 2 E_x E_y C + C^2,

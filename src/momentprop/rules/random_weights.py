@@ -27,7 +27,7 @@ from momentprop.moments import Moments, is_moments, mean_of
 from momentprop.rules.convolution import Geometry, transposed_convolution
 from momentprop.rules.families import only_random
 from momentprop.rules.local import Linear
-from momentprop.rules.registry import EXACT_IF_UNCORRELATED, rule
+from momentprop.rules.registry import EXACT_IF_UNCORRELATED, Role, rule
 
 aten = torch.ops.aten
 
@@ -106,7 +106,7 @@ def _register(op: Any, layer: _Layer) -> None:
         op,
         exactness=EXACT_IF_UNCORRELATED,
         reference="Wan et al. 2013",
-        creates_noise=True,
+        role=Role.SOURCE,
         refuses=only_random("input"),
         local=local,
     )

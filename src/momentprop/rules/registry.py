@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, TypeVar
 
 from momentprop.errors import RuleError
@@ -21,28 +22,47 @@ EXACT_IF_GAUSSIAN = "exact for Gaussian inputs"
 MOVES_VALUES = "moves values"  # the reference of rules for operators that only do that
 
 
+class Variant(Enum):
+    """A rule of an operator beside its default one. Tiers say which variants they use."""
+
+    PAPER = auto()  # as the paper has it
+    CONTRAST = auto()  # with one correlation for all elements of a window
+
+
+class Role(Enum):
+    """What an operator has to do with noise."""
+
+    MAP = auto()  # takes it from its inputs to its output
+    SOURCE = auto()  # brings in noise of its own
+    MASK = auto()  # a source that keeps or drops
+    SHAPE = auto()  # its output depends on its input's shape alone, and is known
+
+    @property
+    def creates_noise(self) -> bool:
+        return self in (Role.SOURCE, Role.MASK)
+
+
 @dataclass(frozen=True, eq=False)
 class Rule:
     """How one operator maps the moments of its inputs to those of its output.
 
     Calling a rule with plain tensors runs the operator itself, so that whatever no dropout reaches
-    costs what it costs in the plain network. Only `creates_noise` rules always run.
+    costs what it costs in the plain network. Only rules that create noise always run.
     """
 
     op: OpOverload
     function: Callable[..., Any]
     exactness: str
     reference: str
-    fidelity: str | None = None  # None: every tier that has no rule of its own
-    creates_noise: bool = False
-    ignores_values: bool = False  # the output depends on the input's shape alone
+    variant: Variant | None = None  # None: the default
+    role: Role = Role.MAP
     refuses: Refusal | None = None  # (arguments, names of random ones) -> reason, or None
     elementwise: bool = False  # one random input, and each output element depends on one of its elements
     local: Callable[..., Local] | None = None  # (out, *arguments) -> gain or transposed map, and noise
 
     @property
     def has_local(self) -> bool:
-        return self.local is not None or self.elementwise or self.ignores_values
+        return self.local is not None or self.elementwise or self.role is Role.SHAPE
 
     @property
     def __name__(self) -> str:
@@ -52,7 +72,7 @@ class Rule:
         return str(self.op) if isinstance(self.op, OpOverload) else "composition"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.creates_noise or _any_random(args) or _any_random(tuple(kwargs.values())):
+        if self.role.creates_noise or _any_random(args) or _any_random(tuple(kwargs.values())):
             return self.function(*args, **kwargs)
         return self.op(*args, **kwargs)
 
@@ -67,44 +87,62 @@ def _any_random(values: tuple[Any, ...] | list[Any]) -> bool:
 
 
 class Registry:
-    """Rules by operator overload and tier."""
+    """Rules by operator overload and variant."""
 
     def __init__(self) -> None:
-        self._rules: dict[tuple[OpOverload, str | None], Rule] = {}
+        self._rules: dict[tuple[OpOverload, Variant | None], Rule] = {}
 
     def add(self, rule: Rule, override: bool = False) -> None:
+        """A rule that overrides the default one takes the place of all variants."""
         _check_operator(rule.op)
         _check_signature(rule)
-        key = (rule.op, rule.fidelity)
+        key = (rule.op, rule.variant)
         if key in self._rules and not override:
             raise RuleError(f"{rule.op} already has a rule; pass override=True to replace it")
+        if override and rule.variant is None:
+            for variant in Variant:
+                self._rules.pop((rule.op, variant), None)
         self._rules[key] = rule
 
-    def find(self, op: object, fidelity: str) -> Rule | None:
-        """The rule of this tier, else the one for all tiers, else None; a rule itself is its own."""
+    def find(self, op: object, variants: tuple[Variant, ...] = ()) -> Rule | None:
+        """The first of these variants that the operator has, else its default rule, else None.
+
+        A `Rule` in place of an operator is returned unchanged.
+        """
         if isinstance(op, Rule):
             return op
         if not isinstance(op, OpOverload):
             return None
-        return self._rules.get((op, fidelity)) or self._rules.get((op, None))
+        known = (self._rules.get((op, variant)) for variant in (*variants, None))
+        return next((rule for rule in known if rule is not None), None)
 
-    def remove(self, op: OpOverload, fidelity: str | None = None) -> None:
-        self._rules.pop((op, fidelity), None)
+    def remove(self, op: OpOverload, variant: Variant | None = None) -> None:
+        self._rules.pop((op, variant), None)
 
     def __iter__(self) -> Iterator[Rule]:
-        return iter(sorted(self._rules.values(), key=lambda r: (str(r.op), r.fidelity or "")))
+        return iter(sorted(self._rules.values(), key=lambda r: (str(r.op), str(r.variant))))
 
 
 RULES = Registry()
 
 
+@dataclass(frozen=True)
+class Lookup:
+    """Which rules a tier uses."""
+
+    variants: tuple[Variant, ...] = ()  # in this order, else the default
+    linear: bool = False  # only rules that say how their operator acts on deviations will do
+
+    def find(self, op: object) -> Rule | None:
+        return RULES.find(op, self.variants)
+
+
 def rule(
     *ops: OpOverload,
-    fidelity: str | None = None,
+    variant: Variant | None = None,
     exactness: str = "user-defined",
     reference: str = "",
-    creates_noise: bool = False,
-    ignores_values: bool = False,
+    role: Role = Role.MAP,
     refuses: Refusal | None = None,
     elementwise: bool = False,
     local: Callable[..., Local] | None = None,
@@ -129,6 +167,8 @@ def rule(
     found by differentiation. Anything else gives `local`, a function (out, *arguments) -> `Elementwise` or
     `Linear` of momentprop.rules.local.
     """
+    if variant is not None and not isinstance(variant, Variant):
+        raise RuleError(f"variant must be one of {', '.join(map(str, Variant))}, not {variant!r}")
     if not ops:
         raise RuleError("name at least one operator: @rule(torch.ops.aten.relu.default)")
 
@@ -140,9 +180,8 @@ def rule(
                     function,
                     exactness,
                     reference,
-                    fidelity,
-                    creates_noise,
-                    ignores_values,
+                    variant,
+                    role,
                     refuses,
                     elementwise,
                     local,

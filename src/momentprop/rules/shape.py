@@ -32,7 +32,7 @@ from momentprop.rules.moves import (
     swapped,
     unbound,
 )
-from momentprop.rules.registry import EXACT, MOVES_VALUES, rule
+from momentprop.rules.registry import EXACT, MOVES_VALUES, Role, rule
 from momentprop.rules.shared import direction_of, share
 
 aten = torch.ops.aten
@@ -267,7 +267,7 @@ def copy(x: Any, source: Any, non_blocking: bool = False) -> Any:
     exactness=EXACT,
     reference="deterministic",
     refuses=only_random("self"),
-    ignores_values=True,
+    role=Role.SHAPE,
 )
 def fill(x: Any, value: Any) -> Tensor:
     return torch.full_like(mean_of(x), value)

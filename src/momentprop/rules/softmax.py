@@ -43,7 +43,7 @@ from torch import Tensor
 from momentprop.gaussian.normal import log_normal_cdf, safe_sqrt
 from momentprop.moments import Logits, Moments
 from momentprop.rules.local import Linear
-from momentprop.rules.registry import rule
+from momentprop.rules.registry import Variant, rule
 
 aten = torch.ops.aten
 
@@ -176,12 +176,12 @@ def _log_softmax_local(out: Moments, x: Moments, dim: int, dtype: torch.dtype | 
     return Linear(pull, push=lambda deviations: deviations - (p * deviations).sum(dim + 1, keepdim=True))
 
 
-def _softmax_rule(fidelity: str | None, log_mean: Any) -> None:
-    approximation = "probit" if fidelity == "paper" else "implicit equation"
+def _softmax_rule(variant: Variant | None, log_mean: Any) -> None:
+    approximation = "probit" if variant is Variant.PAPER else "implicit equation"
 
     @rule(
         aten.softmax.int,
-        fidelity=fidelity,
+        variant=variant,
         exactness=f"approximate: {approximation}, independent logits; variance to first order, bounded",
         reference="paper, softmax; Daunizeau 2017",
         local=_softmax_local,
@@ -197,7 +197,7 @@ def _softmax_rule(fidelity: str | None, log_mean: Any) -> None:
         return Moments(p.movedim(-1, dim), limited.movedim(-1, dim), logits=Logits(x, dim))
 
 
-_softmax_rule("paper", _paper_log_probabilities)
+_softmax_rule(Variant.PAPER, _paper_log_probabilities)
 _softmax_rule(None, _log_mean_probabilities)
 
 

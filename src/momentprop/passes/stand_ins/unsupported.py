@@ -36,7 +36,7 @@ from momentprop.passes.stand_ins.fallback import AtMean, Fallback
 from momentprop.passes.stand_ins.linearized import Linearized, LinearizedPointwise
 from momentprop.passes.stand_ins.sampled import Sampled, SampledPointwise
 from momentprop.passes.stand_ins.site import Site
-from momentprop.rules.registry import Rule
+from momentprop.rules.registry import Role, Rule
 
 UNSUPPORTED = ("error", "linearize", "sample")
 _SHAPED_BY_DATA = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
@@ -73,7 +73,7 @@ def _rule(node: fx.Node, random: set[fx.Node], accurate: bool) -> Rule:
     reference = f"unsupported={method!r}"
     if not any(site.results) or not site.inputs:
         at_mean = AtMean(site)
-        return Rule(site.op, at_mean, "taken at the mean", reference, ignores_values=True)
+        return Rule(site.op, at_mean, "taken at the mean", reference, role=Role.SHAPE)
     pointwise = torch.Tag.pointwise in site.op.tags and not site.is_list
     made: Fallback
     if method == "sample":
