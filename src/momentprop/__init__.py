@@ -1,6 +1,6 @@
 """momentprop: the uncertainty of a dropout network in one deterministic pass."""
 
-from momentprop.convert import BayesianNetwork, convert
+from momentprop.convert import convert
 from momentprop.ensemble import Ensemble
 from momentprop.errors import (
     ArchiveError,
@@ -24,6 +24,7 @@ from momentprop.exports.inspection import inspect
 from momentprop.exports.onnx import export_onnx
 from momentprop.insertion import with_dropout
 from momentprop.moments import Jumps, Moments
+from momentprop.network import BayesianNetwork
 from momentprop.predict.classification import ClassPredictive, classify
 from momentprop.predict.regression import RegressionPredictive, fit_noise, regress
 from momentprop.rules.activation import activation

@@ -1,46 +1,26 @@
-"""trace -> rewrite -> coverage -> propagate (-> adjoint): the one entry point."""
+"""convert(): from a model and example inputs to a network that gives moments."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 import momentprop.rules  # noqa: F401  (registers the rules)
 from momentprop import tiers
-from momentprop.capture.signature import rebuild_output, split_inputs
+from momentprop.capture.signature import split_inputs
 from momentprop.capture.trace import Trace, trace
-from momentprop.engine.adjoint import TwoSweeps
-from momentprop.engine.layouts import Layout, layouts
-from momentprop.engine.per_sample import two_sweeps
-from momentprop.engine.propagate import propagate
+from momentprop.engine.layouts import size_of_one
 from momentprop.engine.selection import Selection
-from momentprop.errors import (
-    CovarianceError,
-    FidelityNote,
-    MissingRuleError,
-    MomentpropError,
-    NoDropoutError,
-)
-from momentprop.lowering.frozen import FrozenNetwork, freeze
-from momentprop.lowering.inductor import Compiled
-from momentprop.moments import as_moments, is_moments, plain
+from momentprop.errors import CovarianceError, FidelityNote, MissingRuleError
+from momentprop.moments import is_moments
+from momentprop.network import BayesianNetwork
 from momentprop.passes.coverage import analyze
-from momentprop.passes.decompose import decompose
-from momentprop.passes.dropconnect import fold_random_weights
-from momentprop.passes.patterns import recognise
-from momentprop.passes.recurrent import expand_recurrent
-from momentprop.passes.rewrite import rewrite
-from momentprop.passes.stand_ins.unsupported import UNSUPPORTED, attach, mark
-from momentprop.rules.registry import Lookup
-from momentprop.summary import Summary, summarize
-from momentprop.tiers import Tier
+from momentprop.passes.stand_ins.unsupported import UNSUPPORTED
+from momentprop.tiers import Request, Tier
 
 _MOST_OUTPUTS = 64  # per sample, up to which `auto` sweeps back from all of them
 
@@ -48,7 +28,7 @@ _MOST_OUTPUTS = 64  # per sample, up to which `auto` sweeps back from all of the
 def convert(
     model: nn.Module,
     example_inputs: Any,
-    fidelity: str = "auto",
+    fidelity: str = tiers.AUTO,
     *,
     outputs: int | Sequence[int] | None = None,
     unsupported: str = "error",
@@ -62,11 +42,11 @@ def convert(
             the batch; afterwards any batch size runs. An input given as `Moments` is uncertain.
         fidelity: the tier of rules:
 
-            - `"accurate"`: the covariance of the outputs, by a forward and a backward sweep;
-            - `"fast"`: variances only, with exact rewrites, and averages of variance and covariance inside
+            - `accurate`: the covariance of the outputs, by a forward and a backward sweep;
+            - `fast`: variances only, with exact rewrites, and averages of variance and covariance inside
               pooling windows;
-            - `"paper"`: the rules of Brach, Sick & Duerr: variances only, no rewrites;
-            - `"auto"`: `accurate` for up to 64 outputs per sample, otherwise `fast`, which it says once.
+            - `paper`: the rules of Brach, Sick & Duerr: variances only, no rewrites;
+            - `auto`: `accurate` for up to 64 outputs per sample, otherwise `fast`, which it says once.
         outputs: which outputs get a covariance: the m largest by mean of every sample, or those at the
             given indices (of a sample's elements in row-major order). The cost is that of so many outputs;
             the others keep the variance of the forward sweep. By default all.
@@ -104,226 +84,44 @@ def convert(
     if unsupported not in UNSUPPORTED:
         raise ValueError(f"unsupported must be one of {', '.join(UNSUPPORTED)}, not {unsupported!r}")
     selection = Selection.parse(outputs)
-    if outputs is not None and fidelity not in ("auto", "accurate"):
+    if outputs is not None and fidelity not in (tiers.AUTO, tiers.ACCURATE.name):
         raise ValueError(
             f"outputs= selects outputs for a covariance, which tier {fidelity!r} does not compute"
         )
     if jumps < 0:
         raise ValueError(f"jumps must not be negative, not {jumps}")
-    if jumps and (fidelity not in ("auto", "accurate") or outputs is not None):
-        raise ValueError("jumps are known in tier 'accurate', and with all outputs: leave out outputs=")
+    if jumps and (fidelity not in (tiers.AUTO, tiers.ACCURATE.name) or outputs is not None):
+        raise ValueError(
+            f"jumps are known in tier {str(tiers.ACCURATE)!r}, and with all outputs: leave out outputs="
+        )
     args, kwargs = split_inputs(example_inputs)
     leaves = pytree.tree_leaves((args, kwargs), is_leaf=is_moments)
     uncertain = tuple(is_moments(v) for v in leaves)
     traced = trace(model, example_inputs)
-    return BayesianNetwork(model, traced, fidelity, selection, uncertain, unsupported, jumps)
 
+    def network(tier: Tier) -> BayesianNetwork:
+        return BayesianNetwork(model, traced, Request(tier, selection, unsupported, jumps), uncertain)
 
-def cover(traced: Trace, rules: Lookup, uncertain: Sequence[bool], unsupported: str = "error") -> Trace:
-    """The trace with operators that have no rule decomposed, else marked; raises if any remains."""
-    traced = fold_random_weights(expand_recurrent(traced, uncertain), rules)
-    coverage = analyze(traced.graph, rules, _random_inputs(traced, uncertain))
-    if not coverage.sources and not any(uncertain):
-        raise NoDropoutError(
-            "the model has no active dropout (or only p = 0), so its output has no uncertainty. Insert "
-            "some with mp.with_dropout, or give an uncertain input: convert(model, mp.Moments(x, variance))"
-        )
-    if coverage.missing:
-        copy = dataclasses.replace(traced, graph=traced.copy_graph())
-        copied = analyze(copy.graph, rules, _random_inputs(copy, uncertain))
-        decompose(copy.graph, list(copied.missing), rules)
-        missing = analyze(copy.graph, rules, _random_inputs(copy, uncertain))
-        if missing.missing and unsupported != "error":
-            mark(list(missing.missing), unsupported)
-            missing = analyze(copy.graph, rules, _random_inputs(copy, uncertain))
-        if missing.missing:
-            raise MissingRuleError(missing.places)
-        traced = copy
-    return traced
-
-
-def _random_inputs(traced: Trace, uncertain: Sequence[bool]) -> list[Any]:
-    return [node for node, is_random in zip(traced.input_nodes, uncertain, strict=True) if is_random]
-
-
-class BayesianNetwork(Compiled):
-    """A converted network: call it like the model, get `Moments` in place of every tensor.
-
-    Its parameters and buffers *are* the model's, under the same names: training the model, or loading
-    weights into it, is seen here at once, and gradients reach the model's parameters. Moving it to
-    another device or dtype gives it copies of its own and leaves the model where it is.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        traced: Trace,
-        fidelity: str,
-        selection: Selection,
-        uncertain: tuple[bool, ...],
-        unsupported: str = "error",
-        jumps: int = 0,
-    ) -> None:
-        super().__init__()
-        self._trace = traced
-        self._selection = selection
-        self._unsupported = unsupported
-        self._jumps = jumps
-        self._checked: set[tuple[bool, ...]] = set()
-        self._fidelity = "fast" if fidelity == "auto" else fidelity
-        _share_state(self, model, traced)
-        self._graph = recognise(traced)
-        if fidelity != "paper":
-            self._graph = rewrite(self._graph)
-        self._layouts: dict[str, Layout] = {}
-        self._program: nn.Module
-        self._check_uncertain(uncertain)
-        if fidelity == "auto":
-            self._upgrade(uncertain)
-        self.training = False
-
-    @property
-    def fidelity(self) -> str:
-        """The tier of rules in use."""
-        return self._fidelity
-
-    @property
-    def tier(self) -> Tier:
-        """The tier of rules in use."""
-        return tiers.named(self._fidelity)
-
-    def summary(self, random_only: bool = True) -> Summary:
-        """A table of the operators that noise reaches, or of all: rule in use, exactness, shape, place."""
-        union = tuple(map(any, zip(*self._checked, strict=True)))
-        random = analyze(self._graph.graph, self.tier.rules, _random_inputs(self._graph, union)).random
-        calls = self._program.calls if isinstance(self._program, TwoSweeps) else []
-        used = {call.name: call.target for call in calls}
-        return summarize(self._graph.graph, random, self.tier, used, random_only)
-
-    def freeze(self) -> FrozenNetwork:
-        """A copy for inference: squared, folded and flipped weights are computed here, and not in every call.
-
-        Its weights are its own: training the model, or loading weights into it, is not seen there. It takes
-        uncertain inputs where this network has been given some.
-        """
-        union = tuple(map(any, zip(*self._checked, strict=True)))
-        trace = self._trace
-        return freeze(self._program, self._state(), trace.signature, union, trace.out_spec, self._fidelity)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        leaves = self._trace.signature.flatten(args, kwargs)
-        if not torch.compiler.is_compiling():
-            self._check_uncertain(tuple(map(is_moments, leaves)))
-        outputs = self._program(*self._state(), *leaves)
-        moments = [plain(value) if is_moments(value) else as_moments(value) for value in outputs]
-        return rebuild_output(moments, self._trace.out_spec)
-
-    def _state(self) -> list[Tensor]:
-        def find(name: str) -> Any:
-            return functools.reduce(getattr, name.split("."), self)
-
-        return [find(name) for name in self._trace.state]
-
-    def _check_uncertain(self, uncertain: tuple[bool, ...]) -> None:
-        """Uncertain inputs reach operators before the first dropout too: those need rules as well."""
-        if uncertain in self._checked or (self._checked and not any(uncertain)):
-            return
-        covered = cover(self._graph, self.tier.rules, uncertain, self._unsupported)
-        # a program for several patterns of uncertain inputs takes as random what is so in any of them
-        union = tuple(map(any, zip(uncertain, *self._checked, strict=True)))
-        once = self._fidelity != "accurate" and self._unsupported == "error"  # one program serves them all
-        if covered is not self._graph or not self._checked or not once:
-            self._program = self._build(covered, union)
-        self._graph = covered
-        self._checked.add(uncertain)
-        self._checked.add(union)
-
-    def _build(self, graph: Trace, uncertain: tuple[bool, ...]) -> nn.Module:
-        random = analyze(graph.graph, self.tier.rules, _random_inputs(graph, uncertain)).random
-        attach(graph.graph, random, self._fidelity == "accurate")
-        if self._fidelity != "accurate":
-            return propagate(graph, self.tier.rules)
-        if graph is not self._graph or not self._layouts:
-            self._layouts = layouts(graph, self._state())
-        return two_sweeps(graph, random, self._layouts, self._selection, self._state(), self._jumps)
-
-    def _upgrade(self, uncertain: tuple[bool, ...]) -> None:
-        """From `fast` to `accurate`, unless something speaks against it."""
-        fast = self._program
-        self._fidelity, self._checked = "accurate", set()
+    if fidelity != tiers.AUTO:
+        return network(tiers.named(fidelity))
+    reason = _too_many(traced, uncertain, selection)
+    if not reason:
         try:
-            self._check_uncertain(uncertain)
-            assert isinstance(self._program, TwoSweeps)
-            count = self._program.n_outputs
-            reason = f"{count} outputs per sample; choose some with outputs=" if count > _MOST_OUTPUTS else ""
+            return network(tiers.ACCURATE)
         except (CovarianceError, MissingRuleError) as error:
             reason = str(error)
-        if reason:
-            self._fidelity, self._program, self._checked = "fast", fast, {uncertain}
-            note = f"fidelity='fast', variances without covariance, is used here: {reason}"
-            warnings.warn(note, FidelityNote, stacklevel=4)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BayesianNetwork:
-        """As nn.Module._apply, but with new parameters instead of overwriting the model's."""
-        device = next((t.device for t in self.state_dict(keep_vars=True).values()), torch.device("cpu"))
-        moved: dict[int, Tensor] = {}
-        for module in self.modules():
-            for table in (module._parameters, module._buffers):
-                for name, tensor in table.items():
-                    if tensor is not None:
-                        moved.setdefault(id(tensor), _moved(tensor, fn))
-                        table[name] = moved[id(tensor)]  # type: ignore[assignment]
-
-        def probe(dtype: torch.dtype) -> Tensor:
-            return fn(torch.empty(0, dtype=dtype, device=device))
-
-        self._trace = self._trace.moved(probe)
-        self._graph = self._graph.moved(probe)
-        union = tuple(map(any, zip(*self._checked, strict=True)))
-        self._program = self._build(self._graph, union)
-        return self
+    if jumps:
+        raise CovarianceError(f"jumps= needs tier {str(tiers.ACCURATE)!r}, against which speaks: {reason}")
+    note = f"fidelity={tiers.FAST.name!r}, variances without covariance, is used here: {reason}"
+    warnings.warn(note, FidelityNote, stacklevel=2)
+    return network(tiers.FAST)
 
 
-def _moved(tensor: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
-    with torch.no_grad():
-        plain = tensor.detach()
-        new = fn(plain)
-    if new is plain:
-        return tensor
-    return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
-
-
-_EMPTY = nn.Module()
-
-
-def _share_state(target: nn.Module, model: nn.Module, traced: Trace) -> None:
-    """Register the model's own tensors, and the trace's constants, under their names."""
-
-    def owner(name: str) -> tuple[nn.Module, str]:
-        *path, last = name.split(".")
-        module = target
-        for depth, part in enumerate(path or [last]):
-            taken = hasattr(module if depth == 0 else _EMPTY, part)
-            if taken and part not in module._modules | module._buffers | module._parameters:
-                raise MomentpropError(
-                    f"the model has a part called {part!r}, a name the converted network uses; rename it"
-                )
-        for part in path:
-            if part not in module._modules:
-                module.add_module(part, nn.Module())
-            module = module.get_submodule(part)
-        return module, last
-
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        module, last = owner(name)
-        module.register_parameter(last, parameter)
-    modules = dict(model.named_modules(remove_duplicate=False))
-    for name, buffer in model.named_buffers(remove_duplicate=False):
-        module, last = owner(name)
-        path = name.rpartition(".")[0]
-        persistent = last not in modules[path]._non_persistent_buffers_set
-        module.register_buffer(last, buffer, persistent=persistent)
-    for name in traced.state:
-        module, last = owner(name)
-        if name in traced.constants and last not in module._buffers:
-            module.register_buffer(last, traced.constants[name], persistent=False)
+def _too_many(traced: Trace, uncertain: Sequence[bool], selection: Selection) -> str:
+    """Why not to sweep back from all outputs; empty if there are few."""
+    inputs = [node for node, is_random in zip(traced.input_nodes, uncertain, strict=True) if is_random]
+    random = analyze(traced.graph, tiers.ACCURATE.rules, inputs).random
+    outputs: Any = next(reversed(traced.graph.nodes)).args[0]
+    values = [v.meta["val"] for v in outputs if isinstance(v, fx.Node) and v in random]
+    count = sum(selection.count(size_of_one(v)) for v in values if isinstance(v, Tensor))
+    return f"{count} outputs per sample; choose some with outputs=" if count > _MOST_OUTPUTS else ""

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from momentprop.capture.signature import rebuild_output
-from momentprop.convert import BayesianNetwork
 from momentprop.lowering.inductor import Compiled
 from momentprop.moments import Moments, as_moments, is_moments, plain
+from momentprop.network import BayesianNetwork, inside
 from momentprop.sample import monte_carlo
 
 
@@ -70,14 +70,13 @@ class Ensemble(Compiled):
         """The outputs of all members, in order."""
         if not self.is_stacked:
             return [member(*args, **kwargs) for member in self.members]
-        first = _converted(self.members[0])
-        leaves = first._trace.signature.flatten(args, kwargs)
-        if not torch.compiler.is_compiling():
-            first._check_uncertain(tuple(map(is_moments, leaves)))
+        first = inside(_converted(self.members[0]))
+        leaves = first.trace.signature.flatten(args, kwargs)
+        program = first.programs(tuple([is_moments(leaf) for leaf in leaves])).program
         specs: list[Any] = []
 
         def run(*state: Tensor) -> list[Tensor]:
-            values = first._program(*state, *leaves)
+            values = program(*state, *leaves)
             outputs = [plain(v) if is_moments(v) else as_moments(v) for v in values]
             flat, spec = pytree.tree_flatten(outputs)
             specs.append((spec, [isinstance(v, Tensor) for v in flat], flat))
@@ -86,7 +85,7 @@ class Ensemble(Compiled):
         stacked = torch.vmap(run)(*self._stacked())
         spec, is_tensor, template = specs[0]
         return [
-            rebuild_output(_filled(spec, is_tensor, template, [t[i] for t in stacked]), first._trace.out_spec)
+            rebuild_output(_filled(spec, is_tensor, template, [t[i] for t in stacked]), first.trace.out_spec)
             for i in range(len(self.members))
         ]
 
@@ -104,12 +103,12 @@ class Ensemble(Compiled):
                 return [torch.stack(list(tensors)) for tensors in self._states()]
             if self._versions() != self._taken:
                 self.refresh()
-        count = len(_converted(self.members[0])._trace.state)
+        count = len(inside(_converted(self.members[0])).trace.state)
         return [getattr(self, f"_stacked_{i}") for i in range(count)]
 
     def _states(self) -> Iterator[tuple[Tensor, ...]]:
         """Every parameter and buffer, of all members."""
-        return zip(*(_converted(m)._state() for m in self.members), strict=True)
+        return zip(*(inside(_converted(m)).state for m in self.members), strict=True)
 
     def _versions(self) -> list[Any]:
         tensors = [t for group in self._states() for t in group]
@@ -129,20 +128,16 @@ def _converted(member: nn.Module) -> BayesianNetwork:
 
 def _difference(members: list[nn.Module]) -> str:
     """Why the members cannot run as one graph; empty if they can."""
-    networks = [m for m in members if isinstance(m, BayesianNetwork)]
+    networks = [inside(m) for m in members if isinstance(m, BayesianNetwork)]
     if len(networks) < len(members):
         return "not all of them are converted"
-    if len({_code(m) for m in networks}) > 1:
+    if len({n.graph.graph.python_code("self").src for n in networks}) > 1:
         return "they have different graphs"
-    if not networks[0]._trace.state:
+    if not networks[0].trace.state:
         return "they have no parameters"
-    if any(m._trace.out_spec != networks[0]._trace.out_spec for m in networks):
+    if any(n.trace.out_spec != networks[0].trace.out_spec for n in networks):
         return "their outputs have different structures"
-    if len({(m.fidelity, m._selection, m._unsupported, m._jumps) for m in networks}) > 1:
+    if len({(n.request, n.uncertain) for n in networks}) > 1:
         return "they were converted with different settings"
-    shapes = {tuple((t.shape, t.dtype, t.device) for t in m._state()) for m in networks}
+    shapes = {tuple((t.shape, t.dtype, t.device) for t in n.state) for n in networks}
     return "their parameters differ in shape, type or device" if len(shapes) > 1 else ""
-
-
-def _code(network: BayesianNetwork) -> str:
-    return network._graph.graph.python_code("self").src

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 
-@dataclass(eq=False)
+class Fact:
+    """Something that a rule knows of its output beyond its moments; rules/facts.py declares what there is."""
+
+    def after(self, step: Any, out: Moments) -> Fact | None:
+        """What still holds behind an operator that acts on each element; by default nothing."""
+        return None
+
+    def reshaped(self, out: Moments) -> Fact | None:
+        """What still holds of the same elements, in the same order, in another shape; by default nothing."""
+        return None
+
+
+Kind = TypeVar("Kind", bound=Fact)
+
+
+@dataclass(frozen=True, eq=False)
 class Moments:
     """Mean and variance of a random tensor, element by element.
 
@@ -19,7 +35,8 @@ class Moments:
     row-major order; elsewhere it is None. Where only some outputs were asked for, `indices`, [batch, m],
     says which, and `covariance` is [batch, m, m]. Behind softmax, log-softmax and sigmoid, `logits` holds the
     moments of what went in: a Gaussian describes those better, so predictive distributions are made of them.
-    `jumps`, where they were asked for, are the largest single causes of the variance.
+    `jumps`, where they were asked for, are the largest single causes of the variance. `facts` are for rules,
+    which know more of values inside the network.
 
     >>> import torch
     >>> x = Moments(torch.zeros(2, 3), 0.25)
@@ -33,19 +50,28 @@ class Moments:
     indices: Tensor | None = None
     logits: Logits | None = None
     jumps: Jumps | None = None
+    facts: tuple[Fact, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.mean, Tensor):
             return  # a container of something else: pytree utilities rebuild nodes with any leaves
         if isinstance(self.variance, (int, float)):
-            self.variance = torch.full_like(self.mean, self.variance)
+            object.__setattr__(self, "variance", torch.full_like(self.mean, self.variance))
         elif isinstance(self.variance, Tensor) and self.variance.shape != self.mean.shape:
-            self.variance = self.variance.expand_as(self.mean)
+            object.__setattr__(self, "variance", self.variance.expand_as(self.mean))
+
+    def fact(self, kind: type[Kind]) -> Kind | None:
+        """What is known of this kind."""
+        for fact in self.facts:
+            if isinstance(fact, kind):
+                return fact
+        return None
 
     @property
     def std(self) -> Tensor:
-        """The standard deviation, element by element."""
-        return self.variance.sqrt()
+        """The standard deviation, element by element; its gradient is 0 where the variance is."""
+        positive = self.variance > 0
+        return torch.where(positive, torch.where(positive, self.variance, 1.0).sqrt(), self.variance)
 
     @property
     def shape(self) -> torch.Size:
@@ -76,7 +102,7 @@ class Moments:
         return f"Moments(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device}{extra})"
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Logits:
     """What went into a softmax or log-softmax over dimension `dim`, or into a sigmoid: then that is None."""
 
@@ -87,7 +113,7 @@ class Logits:
         return Logits(self.moments.to(*args, **kwargs), self.dim)
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Jumps:
     """The m inputs or units whose dropping moves an output most, element by element: both [m, *shape].
 
@@ -151,12 +177,11 @@ def variance_of(value: Any) -> Any:
 
 
 def plain(moments: Moments) -> Moments:
-    """Without what rules attach for each other."""
+    """Without what rules know beside moments."""
     logits = moments.logits
     if logits is not None:
         logits = Logits(plain(logits.moments), logits.dim)
-    covariance, indices, jumps = moments.covariance, moments.indices, moments.jumps
-    return Moments(moments.mean, moments.variance, covariance, indices, logits, jumps)
+    return dataclasses.replace(moments, logits=logits, facts=())
 
 
 def as_moments(value: Any) -> Any:

@@ -11,6 +11,7 @@ Every claim of this library is measured against it, so it must be right first an
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from collections.abc import Iterator
@@ -22,9 +23,9 @@ from torch import Tensor, nn
 
 from momentprop.capture.signature import rebuild_output, split_inputs
 from momentprop.capture.trace import Trace, trace
-from momentprop.convert import BayesianNetwork
 from momentprop.errors import MissingExtraError, MomentpropError
 from momentprop.moments import Moments, is_moments
+from momentprop.network import BayesianNetwork, inside
 from momentprop.sampling.sampler import Sampler
 
 _KEEP = 2**30  # samples up to this many bytes are kept by default
@@ -32,7 +33,7 @@ WORKING_SET = 2**20  # elements of the largest activation of one batch of sample
 _SAMPLERS: weakref.WeakKeyDictionary[Trace, dict[Any, Sampler]] = weakref.WeakKeyDictionary()
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SampledMoments(Moments):
     """Moments estimated from samples, with their standard errors.
 
@@ -107,7 +108,7 @@ def monte_carlo(
     """
     if n_samples < 2:
         raise ValueError(f"n_samples must be at least 2, not {n_samples}")
-    traced = model._trace if isinstance(model, BayesianNetwork) else trace(model, inputs)
+    traced = inside(model).trace if isinstance(model, BayesianNetwork) else trace(model, inputs)
     args, kwargs = split_inputs(inputs)
     leaves = traced.signature.flatten(args, kwargs)
     sampler = _sampler(traced, tuple(is_moments(leaf) for leaf in leaves), compile)
@@ -125,7 +126,7 @@ def monte_carlo(
     sampled = iter([collector.result() for collector in collectors])
     results = [next(sampled) if random else next(certain) for random in sampler.is_random]
     for position, head in traced.heads.items():
-        results[position].head = head
+        results[position] = dataclasses.replace(results[position], head=head)
     return rebuild_output(results, traced.out_spec)
 
 

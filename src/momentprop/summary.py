@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, fx
 
 from momentprop.capture.trace import place_of
+from momentprop.engine.derive import Derived
+from momentprop.engine.plan import Plan
 from momentprop.passes.coverage import FALLBACK, RULE, rule_of
 from momentprop.passes.decompose import DECOMPOSED
+from momentprop.passes.prepare import Prepared
 from momentprop.rules.registry import EXACT, Lookup, Rule
 from momentprop.tiers import Tier
 
@@ -88,12 +91,11 @@ class Summary:
     __repr__ = __str__
 
 
-def summarize(
-    graph: fx.Graph, random: set[fx.Node], tier: Tier, used: Mapping[str, Any], random_only: bool
-) -> Summary:
-    """The summary of a graph. `used` holds, by node, what stands for operators in a row, where known."""
-    nodes = [node for node in graph.nodes if node.op == "call_function"]
-    rows = [_row(node, node in random, tier.rules, used) for node in nodes]
+def summarize(prepared: Prepared, tier: Tier, plan: Plan, random_only: bool) -> Summary:
+    """The summary of a network: of the graph it was made of, and of the plan of its program."""
+    nodes = [node for node in prepared.trace.graph.nodes if node.op == "call_function"]
+    used = {step.name: step.operator for step in plan.steps}
+    rows = [_row(node, node in prepared.random, tier.rules, used) for node in nodes]
     chosen = [row for row in rows if row.random or row.fallback or not random_only]
     return Summary(tier.name, tuple(chosen), len(rows))
 
@@ -107,14 +109,14 @@ def _row(node: fx.Node, random: bool, rules: Lookup, used: Mapping[str, Any]) ->
     if fallback:
         assert rule is not None
         name, exactness = fallback, rule.exactness
-    elif random and used and node.name not in used:
+    elif random and node.name not in used:
         name, exactness = f"part of {_stands_for(node, used)}", ""
     elif random and isinstance(rule, Rule):
-        special = used.get(node.name, rule)
+        special = used[node.name]
         name, exactness = _written_at(rule.function), rule.exactness
-        if not isinstance(special, Rule):
+        if not isinstance(special, (Rule, Derived)):
             name = _written_at(type(special))
-            exactness = f"approximate: see {name.split('.')[0]}.py"
+            exactness = f"approximate: see {name.split('.')[-2]}.py"
     elif random:
         name = operator  # picks one of several results
     if DECOMPOSED in node.meta and name != "plain":

@@ -1,9 +1,11 @@
-"""The tiers that ship: the rules and rewrites they use, and whether a sweep goes back."""
+"""The tiers that ship: the rules and rewrites they use, and where a sweep goes back to."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from momentprop.engine.cut import Cut
+from momentprop.engine.selection import ALL_OUTPUTS, Selection
 from momentprop.rules.registry import Lookup, Variant
 
 
@@ -14,11 +16,12 @@ class Tier:
     name: str
     rules: Lookup
     rewrites: bool
+    cut: Cut | None = None  # None: no backward sweep, so variances only
 
     @property
     def sweeps(self) -> bool:
-        """Whether a backward sweep gives the covariance of the outputs; if not, there are variances only."""
-        return self.rules.linear
+        """Whether a backward sweep gives the covariance of the outputs."""
+        return self.cut is not None
 
     def __str__(self) -> str:
         return self.name
@@ -26,7 +29,7 @@ class Tier:
 
 PAPER = Tier("paper", Lookup((Variant.PAPER,)), rewrites=False)
 FAST = Tier("fast", Lookup((Variant.CONTRAST,)), rewrites=True)
-ACCURATE = Tier("accurate", Lookup(linear=True), rewrites=True)
+ACCURATE = Tier("accurate", Lookup(linear=True), rewrites=True, cut=Cut.everything())
 ALL = (PAPER, FAST, ACCURATE)
 AUTO = "auto"  # chosen by what is traced
 NAMES = (AUTO, *(tier.name for tier in ALL))
@@ -38,3 +41,13 @@ def named(name: str) -> Tier:
         if tier.name == name:
             return tier
     raise ValueError(f"no tier is called {name!r}; there are {', '.join(map(str, ALL))}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a network besides its inputs: networks with equal requests can run as one."""
+
+    tier: Tier
+    selection: Selection = ALL_OUTPUTS
+    unsupported: str = "error"
+    jumps: int = 0

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import momentprop as mp
-from momentprop.convert import BayesianNetwork
+from momentprop.network import BayesianNetwork
 from momentprop.validation import latency, sampling
 from momentprop.validation.equivalence import Classes, Samples, equivalent_samples
 from momentprop.validation.inputs import Inputs

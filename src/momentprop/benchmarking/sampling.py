@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.export import Dim
 
 from momentprop.benchmarking.programs import Program
-from momentprop.convert import BayesianNetwork
+from momentprop.network import BayesianNetwork, inside
 from momentprop.sample import WORKING_SET
 from momentprop.sampling.sampler import Run, Sampler
 
@@ -75,11 +75,11 @@ class _Suffix(nn.Module):
 
 def sample_with(bnn: BayesianNetwork, make: Make, inputs: tuple[Tensor, ...], n_samples: int) -> Any:
     """inputs -> (mean, variance) of every random output, with both parts run by what `make` gives."""
-    trace = bnn._trace
+    trace = inside(bnn).trace
     sampler = Sampler(trace, (False,) * len(trace.input_nodes))
     if sampler.has_other_noise:
         raise NotImplementedError("noise that is drawn inside an operator cannot be fed to a program")
-    state = bnn._state()
+    state = inside(bnn).state
     with torch.no_grad():
         run = sampler.start(state, list(inputs))
     varying = [

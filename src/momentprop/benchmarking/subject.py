@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from momentprop.benchmarking.paper_network import network
-from momentprop.convert import BayesianNetwork, convert
+from momentprop.convert import convert
 from momentprop.lowering.frozen import FrozenNetwork
+from momentprop.network import BayesianNetwork
 
 
 @dataclass

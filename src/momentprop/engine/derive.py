@@ -6,7 +6,7 @@ on the traced shapes, and what is left are plain operators: nothing is different
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,26 +19,47 @@ from momentprop.capture.trace import place_of
 from momentprop.errors import CovarianceError
 from momentprop.graph.private import FakeTensor
 from momentprop.moments import Moments, is_moments, mean_of
-from momentprop.rules.local import Elementwise, residual
-from momentprop.rules.registry import Rule
+from momentprop.passes.linear_parts import is_linearized
+from momentprop.rules.facts import carried
+from momentprop.rules.families import once
+from momentprop.rules.linearization import Linearization, Propagated, residual, scaled
+from momentprop.rules.registry import Role, Rule
 
 _VALUES = (Tensor, torch.SymInt)
 
 
-@dataclass(frozen=True)
-class DerivedGain:
-    """The gain of a rule at one node, as a program of plain operators."""
+@dataclass(frozen=True, eq=False)
+class Derived:
+    """A rule at one node, with its gain as a program of plain operators."""
 
-    program: Callable[..., Tensor]
+    rule: Rule
+    gain: Callable[..., Tensor]
 
-    def __call__(self, out: Moments, args: Any, kwargs: Any) -> Elementwise:
+    @property
+    def role(self) -> Role:
+        return self.rule.role
+
+    def propagate(self, *args: Any, **kwargs: Any) -> Propagated:
+        out = self.rule(*args, **kwargs)
         leaves = pytree.tree_leaves((args, kwargs), is_leaf=is_moments)
         (x,) = [v for v in leaves if is_moments(v)]
-        gain = self.program(x.variance, *[mean_of(v) for v in leaves if isinstance(v, (Moments, *_VALUES))])
-        return Elementwise(gain, residual(out.variance, gain, x.variance))
+        given = [mean_of(v) for v in leaves if isinstance(v, (Moments, *_VALUES))]
+        gain = once(lambda: self.gain(x.variance, *given))
+
+        def linearize() -> Linearization:
+            return scaled(gain(), residual(out.variance, gain(), x.variance))
+
+        return Propagated(carried(out, x, gain, linear=False, noisy=True), linearize)
 
 
-def derive_gain(node: fx.Node, rule: Rule, random: set[fx.Node]) -> DerivedGain:
+def derived(node: fx.Node, rule: Rule, random: Collection[fx.Node]) -> Rule | Derived:
+    """The rule as it is where it says how its operator acts on deviations, else with its gain derived."""
+    if not rule.elementwise or is_linearized(node, rule):
+        return rule
+    return Derived(rule, derive_gain(node, rule, random))
+
+
+def derive_gain(node: fx.Node, rule: Rule, random: Collection[fx.Node]) -> Callable[..., Tensor]:
     """The gain of a rule at a node of the graph."""
     leaves, spec = pytree.tree_flatten(fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val")))
     nodes = [n for n in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(n, fx.Node)]
@@ -51,7 +72,7 @@ def derive_gain(node: fx.Node, rule: Rule, random: set[fx.Node]) -> DerivedGain:
             rest = iter([*values[:index], Moments(x, variance), *values[index + 1 :]])
             filled = [next(rest) if isinstance(leaf, _VALUES) else leaf for leaf in leaves]
             args, kwargs = pytree.tree_unflatten(filled, spec)
-            return mean_of(rule.function(*args, **kwargs))
+            return mean_of(rule(*args, **kwargs))
 
         out, vjp = torch.func.vjp(mean, values[index])  # type: ignore[misc]
         return vjp(torch.ones_like(out))[0]
@@ -68,4 +89,4 @@ def derive_gain(node: fx.Node, rule: Rule, random: set[fx.Node]) -> DerivedGain:
         ) from error
     program.graph.eliminate_dead_code()
     program.recompile()
-    return DerivedGain(program)
+    return program

@@ -26,8 +26,9 @@ from momentprop.engine.fused import Fused, is_lone_dropout
 from momentprop.gaussian.normal import positive_probability, relu_moments
 from momentprop.graph.schema import bind
 from momentprop.moments import Moments, is_moments
-from momentprop.rules.local import Linear
-from momentprop.rules.max_pooling import Elements, Maximum, Pooled, pooled, weighted_sum
+from momentprop.rules.linearization import Propagated, source
+from momentprop.rules.max_pooling import Elements, Maximum, pooled
+from momentprop.rules.registry import Role
 from momentprop.rules.windows import Position, Windows
 
 aten = torch.ops.aten
@@ -56,13 +57,14 @@ def find_dropped_pool(pool: fx.Node) -> Fused | None:
 class DroppedPool:
     """max_pool(dropout(x)) as one operator."""
 
-    creates_noise = True
+    role = Role.SOURCE
 
     def __init__(self, n_dims: int) -> None:
         self.n_dims = n_dims
 
-    def __call__(self, x: Any, drop_probability: float, *geometry: Any) -> Pooled:
-        if not is_moments(x):
+    def propagate(self, x: Any, drop_probability: float, *geometry: Any) -> Propagated:
+        random = is_moments(x)
+        if not random:
             x = Moments(x, torch.zeros_like(x))
         p = drop_probability
         windows = Windows.of(x.shape[-self.n_dims :], *geometry)
@@ -78,10 +80,13 @@ class DroppedPool:
         mean = (chances * best.mean).sum(0)
         second = (chances * (best.variance + best.mean * best.mean)).sum(0)
         weights = {position: (chances * w).sum(0) / (1 - p) for position, w in best.weights.items()}
-        return pooled(mean, (second - mean * mean).clamp_min(0), windows, weights, elements)
-
-    def local(self, out: Pooled, x: Any, *_: Any) -> Linear:
-        return weighted_sum(out, x)
+        variance = (second - mean * mean).clamp_min(0)
+        answer = pooled(mean, variance, windows, weights, elements, x.mean)
+        if random:
+            return answer
+        assert answer.linearize is not None
+        linearize = answer.linearize
+        return Propagated(answer.moments, lambda: source(*linearize().noise))
 
 
 def _cases(kept: Elements) -> Maximum:

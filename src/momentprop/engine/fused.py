@@ -15,7 +15,7 @@ aten = torch.ops.aten
 class Fused:
     """The last of several nodes, computed from the arguments of the first."""
 
-    operator: Any  # like a rule: moments of the output when called; `local` gives its linear part
+    operator: Any  # like a rule
     args: tuple[Any, ...]
     covers: tuple[fx.Node, ...]  # the nodes before the last, which nothing else uses
 

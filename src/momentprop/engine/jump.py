@@ -45,8 +45,9 @@ from momentprop.engine import pairs
 from momentprop.engine.fused import Fused, is_lone_dropout
 from momentprop.gaussian.normal import safe_sqrt
 from momentprop.moments import Moments, is_moments, mean_of
-from momentprop.rules.local import Drops, Elementwise, Linear
-from momentprop.rules.registry import RULES, Rule
+from momentprop.passes.linear_parts import is_linearized
+from momentprop.rules.linearization import Linearization, Propagated, Scaled, Spread, mapped, source
+from momentprop.rules.registry import RULES, Role, Rule
 
 aten = torch.ops.aten
 
@@ -63,7 +64,7 @@ def pays(n_inputs: int, n_units: int, drop_probability: float) -> bool:
 def find_jump(activation: fx.Node) -> Fused | None:
     """The dropout and the dense layer in front of an activation, if nothing else uses them and it pays."""
     rule = RULES.find(activation.target)
-    if rule is None or not rule.elementwise or rule.local is None:
+    if rule is None or not rule.elementwise or not is_linearized(activation, rule):
         return None
     layer, *constants = activation.args
     if any(isinstance(value, fx.Node) for value in (*constants, *activation.kwargs.values())):
@@ -111,15 +112,6 @@ class _Rest:
         return _Rest.of(variance, self.all_kept[..., None] - jump, max(self.count - 1, 0), p, passing)
 
 
-class Jumped(Moments):
-    """An activation's moments, with what the adjoint needs."""
-
-    response: Tensor  # d_ij sqrt(p(1-p)): [..., units, inputs]
-    together: Tensor | None = None  # that to two inputs dropped at once: [..., units, pairs]
-    gain: Any
-    passing: Tensor | None  # variance of the part of a unit that passes by the gain
-
-
 class Jump:
     """activation(linear(dropout(x))) as one operator, with its moments and its linear part."""
 
@@ -129,7 +121,9 @@ class Jump:
         self.activation = activation
         self.constants, self.keywords = constants, keywords or {}  # the activation's further arguments
 
-    def __call__(self, x: Any, drop_probability: float, weight: Tensor, bias: Tensor | None) -> Jumped:
+    role = Role.MASK
+
+    def propagate(self, x: Any, drop_probability: float, weight: Tensor, bias: Tensor | None) -> Propagated:
         if (
             not is_moments(x)
             and weight.shape[1] > _ENUMERATED
@@ -180,57 +174,50 @@ class Jump:
             spread = variance.expand(at.shape)
             bent = self._mean(at + jump, spread) - self._mean(at - contributions, spread)
             response = response + _mixed(chance * share, bent)
-        out = Jumped(first, second)
-        response = response.scatter(-1, largest, responses)
-        out.response = response * math.sqrt(p * (1 - p))
-        out.gain, out.passing = gain, passing
-        return out
+        response = response.scatter(-1, largest, responses) * math.sqrt(p * (1 - p))
 
-    def _by_pairs(self, x: Tensor, p: float, weight: Tensor, bias: Tensor | None) -> Jumped:
+        def linearize() -> Linearization:
+            noise = second - response.square().sum(-1)
+            drops = Spread(lambda cotangent: _along(cotangent, response), p)
+            if passing is None:
+                return source(noise.clamp_min(0), drops)
+            lost = safe_sqrt(x.variance * odds)  # random, and dropped
+
+            def pull(cotangent: Tensor) -> list[Tensor]:
+                return [torch.matmul(cotangent * gain, weight)]
+
+            noise = (noise - gain * gain * passing).clamp_min(0)
+            return mapped(pull, noise, drops, Spread(lambda cotangent: pull(cotangent)[0] * lost))
+
+        return Propagated(Moments(first, second), linearize)
+
+    def _by_pairs(self, x: Tensor, p: float, weight: Tensor, bias: Tensor | None) -> Propagated:
         def activation(z: Tensor) -> Any:
             return self.activation.op(z, *self.constants, **self.keywords)
 
         found = pairs.answers(activation, x, p, weight, bias)
-        out = Jumped(found.mean, found.variance)
-        out.response, out.together = found.single, found.double
-        return out
 
-    def local(
-        self, out: Jumped, x: Any, drop_probability: float, weight: Tensor, bias: Tensor | None
-    ) -> Linear:
-        response = out.response
-        drops = Drops(lambda cotangent: _along(cotangent, response), drop_probability)
-        if out.together is not None:
-            every = torch.cat([response, out.together], -1)
-            return Linear(lambda cotangent: [], None, lambda c: _along(c, every), drops=drops)
-        gain = out.gain
-        noise = out.variance - response.square().sum(-1)
-        if out.passing is None:
-            return Linear(lambda cotangent: [], noise.clamp_min(0), drops.rows, drops=drops)
-        noise = (noise - gain * gain * out.passing).clamp_min(0)
-        lost = safe_sqrt(x.variance * (drop_probability / (1 - drop_probability)))  # random, and dropped
+        def linearize() -> Linearization:
+            return source(
+                Spread(lambda cotangent: _along(cotangent, found.single), p),
+                Spread(lambda cotangent: _along(cotangent, found.double)),
+            )
 
-        def pull(cotangent: Tensor) -> list[Tensor]:
-            return [torch.matmul(cotangent * gain, weight)]
-
-        def spread(cotangent: Tensor) -> Tensor:
-            return torch.cat([drops.rows(cotangent), pull(cotangent)[0] * lost], -1)
-
-        return Linear(pull, noise, spread, drops=drops)
+        return Propagated(Moments(found.mean, found.variance), linearize)
 
     def _moments(self, mean: Tensor, variance: Tensor) -> Moments:
-        return self.activation.function(Moments(mean, variance), *self.constants, **self.keywords)
+        found: Moments = self.activation(Moments(mean, variance), *self.constants, **self.keywords)
+        return found
 
     def _mean(self, mean: Tensor, variance: Tensor) -> Tensor:
         return self._moments(mean, variance).mean
 
     def _gain(self, mean: Tensor, variance: Tensor) -> Any:
-        x = Moments(mean, variance)
-        assert self.activation.local is not None
-        out = self.activation.function(x, *self.constants, **self.keywords)
-        local = self.activation.local(out, x, *self.constants, **self.keywords)
-        assert isinstance(local, Elementwise)
-        return 1.0 if local.gain is None else local.gain
+        found = self.activation.propagate(Moments(mean, variance), *self.constants, **self.keywords)
+        assert found.linearize is not None
+        map = found.linearize().map
+        assert isinstance(map, Scaled)
+        return 1.0 if map.gain is None else map.gain
 
 
 def _patterns(count: int, p: float, like: Tensor) -> tuple[Tensor, Tensor]:

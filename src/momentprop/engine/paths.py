@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,6 +42,15 @@ _LIKE = (  # noise that asks its argument for a shape alone
 )
 
 
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What an output answers to every path."""
+
+    jumps: Tensor  # kept less dropped times sqrt(p(1-p)): [paths, *shape]
+    shift: Tensor  # of its mean
+    keep: list[float]  # probabilities of being kept
+
+
 class Paths(nn.Module):
     """What the outputs answer to each path."""
 
@@ -48,6 +58,7 @@ class Paths(nn.Module):
         super().__init__()
         graph = trace.graph
         behind = _behind(graph, sources, random)
+        self.nodes = tuple(sources)
         self.sources = [n.name for n in sources]
         self.keep = [float(n.args[1]) for n in sources]  # type: ignore[arg-type]
         self.outputs = [n.name for n in graph.nodes if n.name in wanted and n in behind]
@@ -57,8 +68,8 @@ class Paths(nn.Module):
             trace.root, _suffix(graph, sources, edge, behind, self.outputs), "Suffix"
         )
 
-    def forward(self, env: Mapping[str, Any]) -> dict[str, tuple[Tensor, Tensor]]:
-        """For every output behind a path: scaled jumps [paths, *shape], and the shift of its mean."""
+    def forward(self, env: Mapping[str, Any]) -> dict[str, Answer]:
+        """What every output behind a path answers."""
         n = len(self.sources)
         given = [mean_of(env[name]) for name in self.boundary]
         masks = []
@@ -75,7 +86,7 @@ class Paths(nn.Module):
             keep = torch.tensor(self.keep, dtype=answer.dtype, device=answer.device)
             keep = keep.reshape(-1, *[1] * middle.dim())
             shift = (keep * kept + (1 - keep) * dropped - middle).sum(0)
-            found[name] = ((keep * (1 - keep)).sqrt() * (kept - dropped), shift)
+            found[name] = Answer((keep * (1 - keep)).sqrt() * (kept - dropped), shift, self.keep)
         return found
 
     def _run(self, given: list[Any], masks: list[Tensor]) -> list[Tensor]:

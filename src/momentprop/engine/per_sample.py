@@ -9,40 +9,34 @@ sample, mapped over the batch by `torch.vmap`.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from momentprop.capture.trace import Trace, place_of
-from momentprop.engine.adjoint import TwoSweeps
-from momentprop.engine.layouts import Layout
-from momentprop.engine.selection import Selection
+from momentprop.engine.layouts import Layout, size_of_one
+from momentprop.engine.plan import Plan
+from momentprop.engine.program import Program, Wanted
 from momentprop.errors import CovarianceError
 from momentprop.moments import Jumps, Logits, Moments, is_moments
-from momentprop.rules.registry import RULES, Role
+from momentprop.rules.registry import RULES, Lookup, Role
 
 aten = torch.ops.aten
 
 
-def two_sweeps(
-    trace: Trace,
-    random: set[fx.Node],
-    layouts: Mapping[str, Layout],
-    selection: Selection,
-    state: list[Tensor],
-    jumps: int = 0,
-) -> TwoSweeps:
-    """The program of tier `accurate`; sample by sample, if samples share noise."""
+def per_sample(
+    trace: Trace, random: set[fx.Node], rules: Lookup, wanted: Wanted, state: Sequence[Tensor]
+) -> PerSample | None:
+    """A program that takes samples one by one, if they share noise and that is all they share."""
+    layouts = wanted.layouts
     shared = [n for n in trace.graph.nodes if n in random and n.name not in layouts]
-    dependent = _dependent(trace)
-    if not layouts or not shared or any(node in dependent for node in shared):
-        return TwoSweeps(trace, random, layouts, selection, jumps)
+    if not layouts or not shared or any(node in _dependent(trace) for node in shared):
+        return None
     try:
-        program = PerSample(trace, random, layouts, selection, shared, jumps)
+        program = PerSample(trace, random, rules, wanted, shared)
         program(*state, *[_example(v, b) for v, b in _examples(trace)])
     except Exception as error:
         raise CovarianceError(
@@ -73,18 +67,13 @@ def _dependent(trace: Trace) -> set[fx.Node]:
     return dependent
 
 
-class PerSample(TwoSweeps):
-    """TwoSweeps for every sample of a batch by itself."""
+class PerSample(nn.Module):
+    """A program for a batch of one, mapped over the batch."""
 
     def __init__(
-        self,
-        trace: Trace,
-        random: set[fx.Node],
-        layouts: Mapping[str, Layout],
-        selection: Selection,
-        shared: list[fx.Node],
-        jumps: int = 0,
+        self, trace: Trace, random: set[fx.Node], rules: Lookup, wanted: Wanted, shared: Sequence[fx.Node]
     ) -> None:
+        super().__init__()
         copy = dataclasses.replace(trace, graph=trace.copy_graph())
         names = {node.name for node in random}
         for node in copy.graph.nodes:
@@ -92,13 +81,24 @@ class PerSample(TwoSweeps):
                 node.target = _size
             elif node.target is aten.layer_norm.default and node.name not in names:
                 node.target = _layer_norm
-        own = {node.name: Layout(1, _size_of_one(node), False) for node in shared}
+        own = {node.name: Layout(1, size_of_one(_first(node)), False) for node in shared}
         marked = {node for node in copy.graph.nodes if node.name in names}
-        super().__init__(copy, marked, {**layouts, **own}, selection, jumps)
+        layouts = wanted.layouts
+        wanted = dataclasses.replace(wanted, layouts={**layouts, **own})
+        self.one = Program(copy, marked, rules, wanted)
         self.n_state = len(trace.state)
         self.batched = trace.signature.batched
         outputs: Any = next(reversed(trace.graph.nodes)).args[0]
         self.places = [_batch_place(v, layouts) for v in outputs]
+
+    @property
+    def plan(self) -> Plan:
+        return self.one.plan
+
+    @property
+    def n_outputs(self) -> int:
+        """How many outputs per sample get a covariance."""
+        return self.one.n_outputs
 
     def forward(self, *values: Any) -> list[Any]:
         state, inputs = values[: self.n_state], values[self.n_state :]
@@ -116,7 +116,7 @@ class PerSample(TwoSweeps):
             filled = []
             for value, batched in zip(inputs, self.batched, strict=True):
                 filled.append(_next(value, rest) if batched else value)
-            outputs = TwoSweeps.forward(self, *state, *filled)
+            outputs = self.one(*state, *filled)
             kept[:] = outputs
             return tuple([t for out in outputs for t in _tensors(out)])
 
@@ -145,16 +145,9 @@ def _layer_norm(
     return out if bias is None else out + bias
 
 
-def _size_of_one(node: fx.Node) -> int:
-    """Elements of a value in a batch of one."""
+def _first(node: fx.Node) -> Any:
     value = node.meta["val"]
-    value = value[0] if isinstance(value, (list, tuple)) else value
-    sizes: list[Any] = list(value.shape)
-    for i, size in enumerate(sizes):
-        if isinstance(size, torch.SymInt):
-            expression = size.node.expr
-            sizes[i] = int(expression.subs(dict.fromkeys(expression.free_symbols, 1)))
-    return math.prod(sizes)
+    return value[0] if isinstance(value, (list, tuple)) else value
 
 
 def _batch_place(output: Any, layouts: Mapping[str, Layout]) -> tuple[int, Layout] | None:

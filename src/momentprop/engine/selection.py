@@ -60,3 +60,6 @@ class Selection:
             return layout.restored(unit[:, None, :].expand(size, batch, size), out.mean), None
         picked = (indices.T[:, :, None] == every).to(out.dtype)
         return layout.restored(picked, out.mean), indices
+
+
+ALL_OUTPUTS = Selection()

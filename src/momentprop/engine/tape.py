@@ -7,166 +7,114 @@ ReLU and dropout in a row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from momentprop.engine.jumps import Sources
-from momentprop.engine.layouts import Layout
-from momentprop.gaussian.normal import safe_sqrt
-from momentprop.rules.local import Drops, Elementwise, Linear, Local, Masked
-
-Cotangent = Any  # a tensor [K, *shape]; for a value that is a list, {position: tensor}
+from momentprop.engine.plan import Step
+from momentprop.rules.linearization import Diagonal, Linearization, Mapped, Noise, Pull
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Pending:
     """A value as gain * root + noise, not yet a step of its own; without a root it is noise alone."""
 
     root: str | None
     gain: Any = None
-    noise: Tensor | None = None
-    masked: list[Masked] = field(default_factory=list)
+    noise: Diagonal | None = None
 
-    def then(self, local: Elementwise) -> Pending:
-        noise = self.noise
-        if noise is not None and local.gain is not None:
-            noise = local.gain * local.gain * noise
-        if local.noise is not None:
-            noise = local.noise if noise is None else noise + local.noise
-        gain = None if self.root is None else times(self.gain, local.gain)
-        masked = [replace(m, value=times(m.value, local.gain)) for m in self.masked]
-        if local.masked is not None:
-            masked.append(local.masked)
-        return Pending(self.root, gain, noise, masked)
+    def then(self, gain: Any, noise: Diagonal | None) -> Pending:
+        before = None if self.noise is None else self.noise.times(gain)
+        return Pending(self.root, None if self.root is None else times(self.gain, gain), _sum(before, noise))
 
 
-@dataclass
-class Step:
+@dataclass(frozen=True, eq=False)
+class Recorded:
     """The value `out` to first order: a linear map of the values `inputs`, plus noise."""
 
     out: str
-    inputs: list[str]
-    local: Linear
-    node: str  # whose layout it has
+    inputs: tuple[str, ...]
+    pull: Pull
+    noise: tuple[Noise, ...]
+    step: Step | None  # which of the plan; None for an input of the network
     length: int | None = None  # of a value that is a list
-    masked: list[Masked] = field(default_factory=list)
 
     @property
-    def drops(self) -> list[Drops]:
-        own = [] if self.local.drops is None else [self.local.drops]
-        return own + [_drops(masked) for masked in self.masked]
+    def node(self) -> str:
+        """The node whose layout the value has."""
+        return self.out.removesuffix("'")
 
 
 class Tape:
     """What the forward sweep leaves for the backward sweep. Values go by the names of their nodes.
 
-    With `with_drops` it remembers which noise is that of masks.
+    With `masks` it remembers which noise is that of masks.
     """
 
-    def __init__(self, with_drops: bool = False) -> None:
-        self.with_drops = with_drops
-        self.only_masks = True  # no other noise comes in
+    def __init__(self, masks: bool = False) -> None:
+        self.masks = masks
         self.pending: dict[str, Pending] = {}
-        self.steps: list[Step] = []
+        self.recorded: list[Recorded] = []
 
-    def record(self, name: str, inputs: list[str], local: Local, shared: bool, length: int | None) -> None:
-        """A new value, computed from these random ones."""
-        if isinstance(local, Elementwise):
-            if local.masked is not None and not self.with_drops:
-                local = replace(local, masked=None)
-            before = self.pending[inputs[0]] if inputs else Pending(None)
-            self.pending[name] = before.then(local)
-            if shared:
-                self.settle(name)
+    def source(self, name: str, variance: Tensor, step: Step | None = None) -> None:
+        """A value that counts as noise of every element's own."""
+        self.pending[name] = Pending(None, noise=Diagonal(variance))
+        self.settle(name, step)
+
+    def record(self, step: Step, linearization: Linearization) -> None:
+        """A new value, computed from earlier ones."""
+        map, (noise, others) = linearization.map, self._sorted(linearization.noise)
+        if isinstance(map, Mapped) or others or len(step.inputs) != 1:
+            self._record_map(step, linearization, noise, others)
+        else:
+            self.pending[step.name] = self.pending[step.inputs[0]].then(map.gain, noise)
+        if step.shared:
+            self.settle(step.name, step)
+
+    def _record_map(
+        self, step: Step, linearization: Linearization, noise: Diagonal | None, others: tuple[Noise, ...]
+    ) -> None:
+        for value in step.inputs:
+            self.settle(value, step)
+        map = linearization.map
+        if isinstance(map, Mapped):
+            pull = map.pull
+        else:
+            gain = map.gain
+            pull = lambda cotangent: [times(cotangent, gain)]  # noqa: E731
+        if not step.inputs and not others:
+            self.pending[step.name] = Pending(None, noise=noise)
             return
-        for value in inputs:
-            self.settle(value)
         # its noise waits: noises of element-by-element operators behind it will join it
-        mapped = f"{name}'"
-        noise = None if length is not None else local.noise
-        out = name if noise is None else mapped
-        # what only the forward sweep needs is not held
-        drops = local.drops if self.with_drops else None
-        kept = replace(local, noise=None, push=None, bend=None, drops=drops)
-        self.steps.append(Step(out, inputs, kept, name, length))
-        self.pending[name] = Pending(name) if noise is None else Pending(mapped, noise=noise)
-        if shared:
-            self.settle(name)
+        out = step.name if noise is None else f"{step.name}'"
+        self.recorded.append(Recorded(out, step.inputs, pull, others, step, step.length))
+        self.pending[step.name] = Pending(out, noise=noise)
 
-    def settle(self, name: str) -> None:
+    def _sorted(self, noises: Sequence[Noise]) -> tuple[Diagonal | None, tuple[Noise, ...]]:
+        """Noise of every element's own, added up, and all other."""
+        own: Diagonal | None = None
+        for noise in noises:
+            if isinstance(noise, Diagonal):
+                own = _sum(own, noise if self.masks else Diagonal(noise.variance))
+        return own, tuple([noise for noise in noises if not isinstance(noise, Diagonal)])
+
+    def settle(self, name: str, step: Step | None = None) -> None:
         """Make a step of a value that several operators use, or that a linear map takes."""
         value = self.pending[name]
         if value.root == name:
             return
         gain, noise = value.gain, value.noise
-        if isinstance(gain, Tensor) and noise is not None and gain.shape == noise.shape:
+        if isinstance(gain, Tensor) and noise is not None and gain.shape == noise.variance.shape:
             # written out here, or compilers evaluate both once more for every output
-            gain, noise = torch.stack([gain, noise])
-        inputs = [] if value.root is None else [value.root]
-        local = Linear(lambda cotangent: [times(cotangent, gain)], noise)
-        self.steps.append(Step(name, inputs, local, name, masked=value.masked))
+            gain, variance = torch.stack([gain, noise.variance])
+            noise = Diagonal(variance, noise.dropped)
+        inputs = () if value.root is None else (value.root,)
+        pull: Pull = (lambda cotangent: [times(cotangent, gain)]) if inputs else (lambda cotangent: [])
+        self.recorded.append(Recorded(name, inputs, pull, () if noise is None else (noise,), step))
         self.pending[name] = Pending(name)
-
-    def covariance(
-        self,
-        seeds: dict[str, Tensor],
-        layouts: Mapping[str, Layout],
-        batch: Any,
-        sources: Sources | None = None,
-    ) -> Tensor:
-        """[batch, K, K], from the cotangents [K, *shape] of the outputs; `sources` gets the masks met."""
-        cotangents: dict[str, Cotangent] = dict(seeds)
-        total: Any = 0.0
-        for step in reversed(self.steps):
-            cotangent = cotangents.pop(step.out, None)
-            if cotangent is None:
-                continue  # no output depends on it
-            local = step.local
-            if local.noise is not None:
-                total = total + scattered(cotangent, local.noise, layouts[step.node], batch)
-            if local.spread is not None:
-                total = total + _outer(layouts[step.node].split(local.spread(cotangent), batch))
-            if local.shared is not None:
-                layout = layouts[step.node]
-                rows = layout.split(cotangent, batch) @ layout.split(local.shared, batch).mT
-                total = total + _outer(rows)
-            if sources is not None:
-                for drops in step.drops:
-                    rows = layouts[step.node].split(drops.rows(cotangent), batch)
-                    sources.add(rows, drops.drop_probability)
-            if step.length is not None:
-                cotangent = [cotangent.get(i) for i in range(step.length)]
-            if step.inputs:
-                for name, pulled in zip(step.inputs, local.pull(cotangent), strict=False):
-                    if pulled is not None:
-                        cotangents[name] = _plus(cotangents.get(name), pulled)
-        if not isinstance(total, Tensor):  # no noise reaches an output
-            rows = next(iter(seeds.values()))
-            return rows.new_zeros(batch, rows.shape[0], rows.shape[0])
-        return (total + total.mT) / 2
-
-
-def scattered(cotangent: Tensor, noise: Tensor, layout: Layout, batch: Any) -> Tensor:
-    """sum over elements of c_k noise c_l, per sample."""
-    if noise.dim() > 3 and layout.whole:
-        # images with their channels last, as convolutions leave them: the order of a sum's terms is free
-        cotangent, noise = cotangent.movedim(2, -1), noise.movedim(1, -1)
-    if cotangent.shape[0] == 1:
-        return layout.split(cotangent * cotangent * noise, batch).sum(-1, keepdim=True)
-    return _outer(layout.split(cotangent * safe_sqrt(noise), batch))
-
-
-def _drops(masked: Masked) -> Drops:
-    """One source per element."""
-    return Drops(lambda cotangent: cotangent * (masked.value * masked.scale), masked.drop_probability)
-
-
-def _outer(rows: Tensor) -> Tensor:
-    return torch.bmm(rows, rows.mT)
 
 
 def times(first: Any, second: Any) -> Any:
@@ -175,9 +123,7 @@ def times(first: Any, second: Any) -> Any:
     return first * second
 
 
-def _plus(first: Cotangent | None, second: Cotangent) -> Cotangent:
-    if first is None:
-        return second
-    if isinstance(second, dict):
-        return first | {i: _plus(first.get(i), c) for i, c in second.items()}
-    return first + second
+def _sum(first: Diagonal | None, second: Diagonal | None) -> Diagonal | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first.plus(second)

@@ -21,13 +21,16 @@ r = 4 0.92 .. 0.95, 0.03; r = 8 0.93 .. 0.96, 0.03; full covariance 0.94 .. 0.97
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
 from momentprop.moments import Moments
-from momentprop.rules.local import Linear
-from momentprop.rules.registry import RULES
+from momentprop.rules.facts import Directions, knowing
+from momentprop.rules.linearization import Propagated, mapped
+from momentprop.rules.registry import RULES, Role
 
 aten = torch.ops.aten
 
@@ -35,7 +38,7 @@ _DIRECTIONS = 8
 _FEWEST_LAYERS = 6  # in a row; with fewer the diagonal is as good
 
 
-def tracked_layers(graph: fx.Graph, random: set[fx.Node]) -> set[fx.Node]:
+def tracked_layers(graph: fx.Graph, random: Collection[fx.Node]) -> set[fx.Node]:
     """Dense layers with random inputs that stand in a long enough row of such layers."""
     rows: dict[fx.Node, list[fx.Node]] = {}  # by what comes next in the row
     tracked: set[fx.Node] = set()
@@ -61,9 +64,11 @@ def _acts_elementwise(node: fx.Node) -> bool:
 class Tracked:
     """A dense layer that takes and gives directions beside moments."""
 
-    def __call__(
-        self, x: Moments, weight: Tensor, bias: Tensor | None, directions: Tensor | None
-    ) -> tuple[Moments, Tensor]:
+    role = Role.MAP
+
+    def propagate(self, x: Moments, weight: Tensor, bias: Tensor | None) -> Propagated:
+        known = x.fact(Directions)
+        directions = None if known is None else known.rows
         mean = F.linear(x.mean, weight, bias)
         if directions is None:
             alone, moved, test = x.variance, None, _test_vectors(mean)
@@ -79,11 +84,11 @@ class Tracked:
             shared = torch.matmul(back.movedim(0, -2), directions.movedim(0, -1))  # [..., r, r]
             product = product + torch.matmul(shared, directions.movedim(0, -2)).movedim(-2, 0)
         found = _factor(torch.matmul(product, weight.T), test)
-        return Moments(mean, variance), found
+        out = knowing(Moments(mean, variance), Directions(found))
+        return Propagated(out, lambda: mapped(lambda cotangent: [torch.matmul(cotangent, weight)]))
 
-    @staticmethod
-    def local(out: Moments, x: Moments, weight: Tensor, bias: Tensor | None) -> Linear:
-        return Linear(lambda cotangent: [torch.matmul(cotangent, weight)])
+
+TRACKED = Tracked()
 
 
 def _tiny(like: Tensor) -> float:

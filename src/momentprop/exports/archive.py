@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from momentprop.convert import BayesianNetwork
 from momentprop.errors import ArchiveError, ExportError
 from momentprop.exports.guard import check_harmless, check_whole, checksum, member_names, read_metadata
 from momentprop.exports.interface import name_moments
@@ -30,6 +29,7 @@ from momentprop.exports.outline import Outline
 from momentprop.exports.plain_names import use_plain_names
 from momentprop.exports.program import Program, program_of
 from momentprop.lowering.flat_export import quiet
+from momentprop.network import BayesianNetwork
 
 
 def save(

@@ -11,11 +11,11 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from momentprop.capture.signature import EXAMPLE_BATCH, Make, Signature
-from momentprop.convert import BayesianNetwork
 from momentprop.exports.interface import BATCH, Call, Port, dtype_name
 from momentprop.lowering.flat_export import export_flat
 from momentprop.lowering.pooled_convolutions import join_convolutions
 from momentprop.lowering.rectified import join_rectified_maxima
+from momentprop.network import BayesianNetwork, inside
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ def program_of(network: nn.Module, head: Callable[[Any], dict[str, Tensor]]) -> 
 def _known(network: nn.Module) -> tuple[Signature, tuple[bool, ...], str]:
     """How a network is called, which of its inputs are uncertain, and its tier."""
     if isinstance(network, BayesianNetwork):
-        uncertain = tuple(map(any, zip(*network._checked, strict=True)))
-        return network._trace.signature, uncertain, network.fidelity
+        parts = inside(network)
+        return parts.trace.signature, parts.uncertain, network.fidelity
     found = getattr(network, "signature", None), getattr(network, "uncertain", None)
     if isinstance(found[0], Signature) and found[1] is not None:
         return found[0], found[1], str(network.fidelity)

@@ -14,6 +14,7 @@ from momentprop.capture.trace import place_of
 from momentprop.errors import Place
 from momentprop.graph.private import HigherOrderOperator, OpOverload
 from momentprop.graph.schema import bind
+from momentprop.passes.linear_parts import is_linearized
 from momentprop.rules.registry import Lookup, Role, Rule
 
 FALLBACK, RULE = "fallback", "rule"  # what a node's meta says: unsupported.py
@@ -103,8 +104,10 @@ def _reason(
         return "draws random numbers and has no rule" if creates else "has no rule"
     if creates and not rule.role.creates_noise:
         return "draws random numbers, which its rule does not cover"
-    if rules.linear and not rule.has_local:
-        return "its rule does not say how it acts on deviations; give it elementwise=True or local="
+    if rules.linear and not (rule.elementwise or is_linearized(node, rule)):
+        return (
+            "its rule does not say how it acts on deviations; give it elementwise=True or return Propagated"
+        )
     if rule.refuses is None:
         return None
     arguments = bind(rule.op, node.args, node.kwargs)

@@ -27,7 +27,7 @@ from momentprop.graph.nodes import emit
 from momentprop.graph.private import OpOverload
 from momentprop.moments import Moments
 from momentprop.passes.unpooling import join_unpooling
-from momentprop.rules.local import Elementwise, residual
+from momentprop.rules.linearization import Propagated, residual, scaled
 from momentprop.rules.registry import Rule
 
 aten = torch.ops.aten
@@ -165,7 +165,7 @@ def _compose(graph: fx.Graph, region: _Region) -> None:
 def _composed_rule(graph: fx.Graph) -> Rule:
     function = fx.GraphModule(torch.nn.Module(), graph, "Composed")
 
-    def moments(x: Moments, *constants: Any) -> Moments:
+    def moments(x: Moments, *constants: Any) -> Propagated:
         center = function(x.mean, *constants)
 
         def inside(t: Tensor) -> Tensor:
@@ -174,12 +174,7 @@ def _composed_rule(graph: fx.Graph) -> Rule:
             return torch.where(value.isfinite(), value, center)
 
         mean, variance, gain = expectation(inside, x.mean, x.variance)
-        out = Moments(mean, variance)
-        out._gain = gain  # type: ignore[attr-defined]
-        return out
-
-    def local(out: Any, x: Moments, *constants: Any) -> Elementwise:
-        return Elementwise(out._gain, residual(out.variance, out._gain, x.variance))
+        return Propagated(Moments(mean, variance), lambda: scaled(gain, residual(variance, gain, x.variance)))
 
     return Rule(
         function,  # type: ignore[arg-type]
@@ -187,7 +182,6 @@ def _composed_rule(graph: fx.Graph) -> Rule:
         exactness="approximate: quadrature with 13 points, if Gaussian",
         reference="Gauss-Hermite",
         elementwise=True,
-        local=local,
     )
 
 

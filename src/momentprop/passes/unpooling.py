@@ -19,8 +19,9 @@ from torch import Tensor, fx
 
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
 from momentprop.rules.families import per_dimension
-from momentprop.rules.local import Linear
-from momentprop.rules.registry import RULES, Rule
+from momentprop.rules.linearization import Linearization, Propagated, mapped
+from momentprop.rules.max_pooling import maximum_of
+from momentprop.rules.registry import Rule
 from momentprop.rules.windows import Windows
 
 aten = torch.ops.aten
@@ -62,31 +63,11 @@ def _wide(pooled: Tensor, kernel: list[int]) -> Tensor:
     return pooled.repeat_interleave(kernel[0], -2).repeat_interleave(kernel[1], -1)
 
 
-def _moments(y: Any, x: Any, kernel: list[int]) -> Moments:
-    chances = _chances(x, kernel)
+def _moments(y: Any, x: Any, kernel: list[int]) -> Propagated:
+    chances, area = _chances(x, kernel), kernel[0] * kernel[1]
     mean = _wide(mean_of(y), kernel) * chances
     second = _wide(mean_of(y) * mean_of(y) + variance_of(y), kernel) * chances
-    out = Moments(mean, (second - mean * mean).clamp_min(0))
-    out._chances = chances  # type: ignore[attr-defined]
-    return out
-
-
-def _chances(x: Any, kernel: list[int]) -> Tensor:
-    if not is_moments(x):
-        like = _POOL(x, kernel)[0]
-        return _plain(torch.ones_like(like), x, kernel)
-    rule = RULES.find(aten.max_pool2d.default)
-    assert rule is not None
-    pooled: Any = rule(x, kernel)
-    windows: Windows = pooled.windows
-    gains = windows.tiled([pooled.weights[p] for p in windows.positions])
-    for d in range(2):
-        gains = gains.flatten(-3 - d, -2 - d)
-    return gains.movedim(-1, -3)
-
-
-def _local(out: Any, y: Any, x: Any, kernel: list[int]) -> Linear:
-    chances, area = out._chances, kernel[0] * kernel[1]
+    variance = (second - mean * mean).clamp_min(0)
 
     def pull(cotangent: Tensor) -> list[Tensor | None]:
         first: list[Tensor | None] = []
@@ -95,8 +76,24 @@ def _local(out: Any, y: Any, x: Any, kernel: list[int]) -> Linear:
             first = [(F.avg_pool2d(rows, kernel) * area).reshape(cotangent.shape[0], *y.shape)]
         return [*first, None] if is_moments(x) else first
 
-    explained = chances * chances * _wide(variance_of(y), kernel)
-    return Linear(pull, (out.variance - explained).clamp_min(0), push=lambda *_: None)
+    def linearize() -> Linearization:
+        explained = chances * chances * _wide(variance_of(y), kernel)
+        return mapped(pull, (variance - explained).clamp_min(0))
+
+    return Propagated(Moments(mean, variance), linearize)
+
+
+def _chances(x: Any, kernel: list[int]) -> Tensor:
+    """The chance of every element to be the largest of its window."""
+    if not is_moments(x):
+        like = _POOL(x, kernel)[0]
+        return _plain(torch.ones_like(like), x, kernel)
+    windows = Windows.of(x.shape[-2:], kernel, (), 0, 1, False)
+    best, _ = maximum_of(x, windows)
+    gains = windows.tiled([best.weights[p] for p in windows.positions])
+    for d in range(2):
+        gains = gains.flatten(-3 - d, -2 - d)
+    return gains.movedim(-1, -3)
 
 
 _RULE = Rule(
@@ -104,5 +101,4 @@ _RULE = Rule(
     _moments,
     exactness="approximate: values independent of where they go, windows' elements of each other",
     reference="mixture",
-    local=_local,
 )

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
-from momentprop.rules.families import affine, broadcast, gathered, lifted, scaling, squared
-from momentprop.rules.local import Elementwise, Linear, Local
+from momentprop.rules.families import affine, broadcast, squared
+from momentprop.rules.linearization import Linearization, Propagated, gathered, mapped
 from momentprop.rules.registry import EXACT, EXACT_IF_UNCORRELATED, rule
 
 aten = torch.ops.aten
@@ -18,30 +18,24 @@ aten = torch.ops.aten
 def _sum(op: Any, weigh_second: bool = True, signs: tuple[int, int] = (1, 1)) -> None:
     """x + alpha y (add, sub) or y - alpha x (rsub): variances add, weighted by alpha^2."""
 
-    def local(out: Moments, x: Any, y: Any, alpha: float = 1) -> Local:
-        first, second = (signs[0], alpha * signs[1]) if weigh_second else (alpha * signs[0], signs[1])
-        weighted = [(v, weight) for v, weight in ((x, first), (y, second)) if is_moments(v)]
-        if len(weighted) == 1 and weighted[0][0].shape == out.shape:
-            return Elementwise(None if weighted[0][1] == 1 else weighted[0][1])
-
-        shapes = [(v.shape, w) for v, w in weighted]
-
-        def pull(cotangent: Tensor) -> list[Tensor]:
-            return [gathered(cotangent if w == 1 else cotangent * w, shape) for shape, w in shapes]
-
-        return Linear(pull)
-
-    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", local=local)
-    def propagate(x: Any, y: Any, alpha: float = 1) -> Moments:
+    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear")
+    def propagate(x: Any, y: Any, alpha: float = 1) -> Propagated:
         # torch keeps alpha positional for .Scalar overloads and keyword-only for .Tensor ones
         mean = op(mean_of(x), mean_of(y), alpha=alpha)
         first, second = variance_of(x), variance_of(y)
         weight = alpha * alpha
         variance = first + weight * second if weigh_second else weight * first + second
         out = Moments(mean, broadcast(variance, mean))
-        if is_moments(x) != is_moments(y):
-            return affine(out, x if is_moments(x) else y, 1.0 if is_moments(x) == weigh_second else alpha)
-        return out
+        gains = (signs[0], alpha * signs[1]) if weigh_second else (alpha * signs[0], signs[1])
+        if is_moments(x) and is_moments(y):
+            shapes = [(x.shape, gains[0]), (y.shape, gains[1])]
+            return Propagated(out, lambda: mapped(lambda c: [_weighted(c, w, shape) for shape, w in shapes]))
+        gain = gains[0] if is_moments(x) else gains[1]
+        return affine(out, x if is_moments(x) else y, None if gain == 1 else gain)
+
+
+def _weighted(cotangent: Tensor, weight: float, shape: torch.Size) -> Tensor:
+    return gathered(cotangent if weight == 1 else cotangent * weight, shape)
 
 
 for _op in (aten.add.Tensor, aten.add.Scalar):
@@ -61,41 +55,36 @@ def _reciprocal(y: Any) -> Moments:
     return Moments(mean, c * mean * mean)
 
 
-def _quotient(op: Any) -> None:
-    def local(out: Moments, x: Any, divisor: Any) -> Local:
-        if not is_moments(divisor):
-            return scaling(out, x, 1 / divisor)
-        inverse = _reciprocal(divisor)
+def _by_random(x: Any, divisor: Moments) -> Propagated:
+    """X / Y as the product of X and 1/Y, independent of each other."""
+    inverse = _reciprocal(divisor)
+    center = mean_of(x)
+    mean = center * inverse.mean
+    variance = center * center * inverse.variance
+    if is_moments(x):
+        variance = variance + x.variance * (inverse.variance + inverse.mean * inverse.mean)
+
+    def linearize() -> Linearization:
         # the covariance of Y and 1/Y is -c, so the gain is -c / V = -1 / E^2
-        slope = -1 / (divisor.mean * divisor.mean).clamp_min(torch.finfo(out.dtype).tiny ** 0.5)
+        slope = -1 / (divisor.mean * divisor.mean).clamp_min(torch.finfo(mean.dtype).tiny ** 0.5)
         own = (inverse.variance - slope * slope * divisor.variance).clamp_min(0)
-
-        def pull(cotangent: Tensor) -> list[Tensor]:
-            first = [gathered(cotangent * inverse.mean, x.shape)] if is_moments(x) else []
-            return [*first, gathered(cotangent * mean_of(x) * slope, divisor.shape)]
-
-        def push(*deviations: Tensor) -> Tensor:
-            n = out.mean.dim()
-            total = mean_of(x) * slope * lifted(deviations[-1], n)
-            return total + lifted(deviations[0], n) * inverse.mean if is_moments(x) else total
-
-        second = mean_of(x) * mean_of(x)
-        noise = second * own
+        noise = center * center * own
         if is_moments(x):
             noise = noise + x.variance * inverse.variance
-        return Linear(pull, noise.expand_as(out.mean), push=push)
+        weights = [(inverse.mean, x.shape)] if is_moments(x) else []
+        weights.append((center * slope, divisor.shape))
+        return mapped(lambda c: [gathered(c * w, shape) for w, shape in weights], noise.expand_as(mean))
 
+    return Propagated(Moments(mean, variance), linearize)
+
+
+def _quotient(op: Any) -> None:
     exactness = "exact by a constant; by a random tensor approximate: log-normal, independent"
 
-    @rule(op, exactness=exactness, reference="product", local=local)
-    def propagate(x: Any, divisor: Any) -> Moments:
+    @rule(op, exactness=exactness, reference="product")
+    def propagate(x: Any, divisor: Any) -> Propagated:
         if is_moments(divisor):
-            inverse = _reciprocal(divisor)
-            mean = mean_of(x) * inverse.mean
-            variance = mean_of(x) * mean_of(x) * inverse.variance
-            if is_moments(x):
-                variance = variance + x.variance * (inverse.variance + inverse.mean * inverse.mean)
-            return Moments(mean, variance)
+            return _by_random(x, divisor)
         mean = op(x.mean, divisor)
         return affine(Moments(mean, op(x.variance, squared(divisor, mean.dtype))), x, 1 / divisor)
 
@@ -104,6 +93,6 @@ _quotient(aten.div.Tensor)
 _quotient(aten.div.Scalar)
 
 
-@rule(aten.neg.default, exactness=EXACT, reference="linear", local=lambda out, x: Elementwise(-1.0))
-def neg(x: Moments) -> Moments:
+@rule(aten.neg.default, exactness=EXACT, reference="linear")
+def neg(x: Moments) -> Propagated:
     return affine(Moments(-x.mean, x.variance), x, -1.0)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from momentprop.moments import Moments
 from momentprop.rules.convolution import transposed_convolution
+from momentprop.rules.facts import knowing, variance_within
 from momentprop.rules.families import per_dimension
-from momentprop.rules.local import Linear
+from momentprop.rules.linearization import Linearization, Propagated, mapped
 from momentprop.rules.registry import EXACT_IF_UNCORRELATED, rule
-from momentprop.rules.shared import share, variance_within
 from momentprop.rules.windows import Sizes, Windows
 
 aten = torch.ops.aten
@@ -22,26 +22,26 @@ aten = torch.ops.aten
 def _avg_pool(n: int, op: Any) -> None:
     """Average of m elements: mean avg(E), variance avg(V) / m."""
 
-    def local(out: Moments, x: Moments, kernel_size: Sizes, *given: Any) -> Linear:
-        stride, padding, ceil_mode, include, override = _avg_pool_arguments(given)
-        windows = Windows.of(x.shape[-n:], kernel_size, stride, padding, 1, ceil_mode)
-        divisor = _divisor(n, x.mean, kernel_size, stride, padding, ceil_mode, include, override)
-        covered = all(k >= size for k, size in zip(windows.kernel, x.shape[-n:], strict=True))
-        if covered and not any(per_dimension(padding, n)):  # one window, maybe far larger than the input
-            shape = x.shape
-            return Linear(lambda cotangent: [(cotangent / divisor).expand(cotangent.shape[0], *shape)])
-        return Linear(lambda cotangent: [_summed_back(cotangent / divisor, x.mean, windows)])
-
-    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", local=local)
-    def propagate(x: Moments, kernel_size: Sizes, *given: Any) -> Moments:
-        divisor = _divisor(n, x.mean, kernel_size, *_avg_pool_arguments(given))
+    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear")
+    def propagate(x: Moments, kernel_size: Sizes, *given: Any) -> Propagated:
+        center = x.mean
+        stride, padding, ceil_mode, *_ = arguments = _avg_pool_arguments(given)
+        divisor = _divisor(n, center, kernel_size, *arguments)
 
         def average(values: Tensor) -> Tensor:
             pooled: Tensor = op(values, kernel_size, *given)
             return pooled
 
-        variance, direction = variance_within(x, lambda v: average(v) / divisor, average)
-        return share(Moments(average(x.mean), variance), direction)
+        def linearize() -> Linearization:
+            windows = Windows.of(center.shape[-n:], kernel_size, stride, padding, 1, ceil_mode)
+            covered = all(k >= size for k, size in zip(windows.kernel, center.shape[-n:], strict=True))
+            if covered and not any(per_dimension(padding, n)):  # one window, maybe far larger than the input
+                shape = center.shape
+                return mapped(lambda cotangent: [(cotangent / divisor).expand(cotangent.shape[0], *shape)])
+            return mapped(lambda cotangent: [_summed_back(cotangent / divisor, center, windows)])
+
+        variance, shared = variance_within(x, lambda v: average(v) / divisor, average)
+        return Propagated(knowing(Moments(average(center), variance), shared), linearize)
 
 
 def _avg_pool_arguments(given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -96,26 +96,16 @@ _avg_pool(3, aten.avg_pool3d.default)
 def _adaptive_avg_pool(n: int, op: Any) -> None:
     """Average of windows [floor(i L / O), ceil((i+1) L / O)): variance avg(V) / (window size)."""
 
-    def local(out: Moments, x: Moments, output_size: Sizes) -> Linear:
-        def pull(cotangent: Tensor) -> list[Tensor]:
-            for dim in range(-n, 0):
-                weights = _adaptive_weights(x.shape[dim], out.shape[dim], x.mean)
-                cotangent = torch.matmul(cotangent.movedim(dim, -1), weights).movedim(-1, dim)
-            return [cotangent]
-
-        def spread(cotangent: Tensor) -> list[Tensor]:
-            return [(cotangent / math.prod(x.shape[-n:])).expand(cotangent.shape[0], *x.shape)]
-
-        return Linear(spread if all(size == 1 for size in out.shape[-n:]) else pull)
-
-    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", local=local)
-    def propagate(x: Moments, output_size: Sizes) -> Moments:
-        mean = op(x.mean, output_size)
+    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear")
+    def propagate(x: Moments, output_size: Sizes) -> Propagated:
+        center = x.mean
+        mean = op(center, output_size)
+        counts = mean.shape[-n:]
 
         def divided(variance: Tensor) -> Tensor:
             variance = op(variance, output_size)
             for dim in range(-n, 0):
-                length, count = x.shape[dim], mean.shape[dim]
+                length, count = center.shape[dim], counts[dim]
                 if length % count == 0:
                     variance = variance / (length // count)
                 else:
@@ -123,8 +113,18 @@ def _adaptive_avg_pool(n: int, op: Any) -> None:
                     variance = variance / (stop - start).to(variance.dtype).reshape(-1, *[1] * (-1 - dim))
             return variance
 
-        variance, direction = variance_within(x, divided, lambda d: op(d, output_size))
-        return share(Moments(mean, variance), direction)
+        def pull(cotangent: Tensor) -> list[Tensor]:
+            for dim in range(-n, 0):
+                weights = _adaptive_weights(center.shape[dim], counts[dim], center)
+                cotangent = torch.matmul(cotangent.movedim(dim, -1), weights).movedim(-1, dim)
+            return [cotangent]
+
+        def spread(cotangent: Tensor) -> list[Tensor]:
+            return [(cotangent / math.prod(center.shape[-n:])).expand(cotangent.shape[0], *center.shape)]
+
+        variance, shared = variance_within(x, divided, lambda d: op(d, output_size))
+        back = spread if all(size == 1 for size in counts) else pull
+        return Propagated(knowing(Moments(mean, variance), shared), lambda: mapped(back))
 
 
 def _adaptive_windows(length: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:

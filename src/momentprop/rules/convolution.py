@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from momentprop.moments import Moments
+from momentprop.moments import Fact, Moments
 from momentprop.rules.channel_sums import squares_of_channels
+from momentprop.rules.facts import Contrast, Neighbours
 from momentprop.rules.families import linear_map, per_dimension
-from momentprop.rules.local import Linear
-from momentprop.rules.neighbours import Contrast, Neighbours
+from momentprop.rules.linearization import Pull
 
 aten = torch.ops.aten
 Sizes = int | list[int]
@@ -40,9 +40,9 @@ class Geometry:
     groups: int
 
 
-def _local(out: Moments, x: Moments, weight: Tensor, bias: Tensor | None = None, *given: Any) -> Linear:
+def _back(x: Tensor, weight: Tensor, bias: Tensor | None = None, *given: Any) -> Pull:
     geometry = _geometry(weight, *given)
-    return Linear(lambda cotangent: [transposed_convolution(cotangent, x.mean, weight, geometry)])
+    return lambda cotangent: [transposed_convolution(cotangent, x, weight, geometry)]
 
 
 def _geometry(
@@ -84,13 +84,20 @@ def transposed_convolution(cotangent: Tensor, x: Tensor, weight: Tensor, geometr
     return back.reshape(cotangent.shape[0], *x.shape)
 
 
-def _neighbours(variance: Tensor, weight: Tensor, bias: Tensor | None = None, *given: Any) -> Neighbours:
+def _facts(variance: Tensor, weight: Tensor, bias: Tensor | None = None, *given: Any) -> list[Fact]:
+    geometry = _geometry(weight, *given)
+    near: Fact = Neighbours(_neighbours(variance, weight, geometry))
+    return (
+        [near, Contrast(_contrast(variance, weight, geometry))] if variance.dim() == weight.dim() else [near]
+    )
+
+
+def _neighbours(variance: Tensor, weight: Tensor, geometry: Geometry) -> Callable[..., Tensor | None]:
     """Cov(z_p, z_{p+delta}) = sum_u w_u w_{u-e} V_{s p + d u - pad}, with e = s delta / d.
 
     So it is a convolution of V once more, with the products of overlapping weights, strided so that it is
     computed where it is asked for and nowhere else.
     """
-    geometry = _geometry(weight, *given)
     stride, pads, dilation = geometry.stride, geometry.pads, geometry.dilation
     n = len(stride)
 
@@ -114,15 +121,12 @@ def _neighbours(variance: Tensor, weight: Tensor, bias: Tensor | None = None, *g
     return told
 
 
-def _contrast(variance: Tensor, weight: Tensor, bias: Tensor | None = None, *given: Any) -> Contrast | None:
+def _contrast(variance: Tensor, weight: Tensor, geometry: Geometry) -> Callable[..., Tensor]:
     """Of z_p and z_{p+delta}, as if V were the same everywhere in a channel: its average.
 
     With e = s delta / d as in `_neighbours`, 2 (1 - r), where the correlation r is
     sum_c V_c sum_u w_cu w_c(u-e) over the same with e = 0.
     """
-    geometry = _geometry(weight, *given)
-    if variance.dim() != weight.dim():
-        return None
 
     def told(shifts: list[list[int]]) -> Tensor:
         alone = _overlap(weight, [0] * len(shifts[0]))
@@ -182,7 +186,7 @@ CONVOLUTIONS = (
     aten.conv3d.default,
     aten.conv3d.padding,
 )
-linear_map(*CONVOLUTIONS, local=_local, neighbours=_neighbours, contrast=_contrast, together=_together)
+linear_map(*CONVOLUTIONS, pull=_back, facts=_facts, together=_together)
 
 
 def _back_through_transposed(
@@ -197,9 +201,8 @@ def _back_through_transposed(
     )
 
 
-def _transposed_local(
-    out: Moments,
-    x: Moments,
+def _back_of_transposed(
+    x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Sizes = 1,
@@ -207,13 +210,12 @@ def _transposed_local(
     output_padding: Sizes = 0,
     groups: int = 1,
     dilation: Sizes = 1,
-) -> Linear:
-    return Linear(lambda c: [_back_through_transposed(c, x.mean, weight, stride, padding, dilation, groups)])
+) -> Pull:
+    return lambda c: [_back_through_transposed(c, x, weight, stride, padding, dilation, groups)]
 
 
-def _either_local(
-    out: Moments,
-    x: Moments,
+def _back_of_either(
+    x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     stride: Sizes,
@@ -222,16 +224,16 @@ def _either_local(
     transposed: bool,
     output_padding: Sizes,
     groups: int,
-) -> Linear:
+) -> Pull:
     if transposed:
-        return _transposed_local(out, x, weight, bias, stride, padding, output_padding, groups, dilation)
-    return _local(out, x, weight, bias, stride, padding, dilation, groups)
+        return _back_of_transposed(x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _back(x, weight, bias, stride, padding, dilation, groups)
 
 
 linear_map(
     aten.conv_transpose1d.default,
     aten.conv_transpose2d.input,
     aten.conv_transpose3d.input,
-    local=_transposed_local,
+    pull=_back_of_transposed,
 )
-linear_map(aten.convolution.default, local=_either_local)
+linear_map(aten.convolution.default, pull=_back_of_either)

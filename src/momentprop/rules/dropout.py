@@ -23,10 +23,18 @@ from torch import Tensor
 
 from momentprop.gaussian.composites import dropped_variance
 from momentprop.moments import Moments, is_moments, mean_of
-from momentprop.rules.local import Drops, Elementwise, Linear, Local, Masked
-from momentprop.rules.neighbours import Neighbours, attach, lattice, neighbours_of, scaled
+from momentprop.rules.facts import Neighbours, Shared, carried, knowing, lattice, neighbours_of
+from momentprop.rules.linearization import (
+    Diagonal,
+    Dropped,
+    Linearization,
+    Propagated,
+    Spread,
+    mapped,
+    scaled,
+    source,
+)
 from momentprop.rules.registry import EXACT, Role, rule
-from momentprop.rules.shared import moved_direction, share
 
 aten = torch.ops.aten
 
@@ -78,37 +86,34 @@ class Mask:
 def _elements(op: Any, mask_of: Callable[[float], Mask], reference: str) -> None:
     """A dropout with one mask for every element."""
 
-    def local(out: Moments, x: Any, p: float, train: bool) -> Local:
-        mask = mask_of(p)
-        return Elementwise(mask.gain, mask.noise(x), Masked(mask.center(x), mask.weight**0.5, p))
-
-    @rule(op, exactness=EXACT, reference=reference, role=Role.MASK, local=local)
+    @rule(op, exactness=EXACT, reference=reference, role=Role.MASK)
     def dropout(x: Any, p: float, train: bool) -> Any:
         if not train or p == 0:
-            return x
+            return Propagated(x, scaled)
         mask = mask_of(p)
+
+        def linearize() -> Linearization:
+            noise = Diagonal(mask.noise(x), (Dropped(mask.center(x), mask.weight**0.5, p),))
+            return scaled(mask.gain, noise) if is_moments(x) else source(noise)
+
         # masks are independent, so elements are correlated as they were before
-        gain = mask.gain
-        told = neighbours_of(x) if gain is None else scaled(x, lambda: gain)
-        return share(attach(mask.moments(x), told), moved_direction(x, mask.scaled))
+        return Propagated(carried(mask.moments(x), x, mask.gain, noisy=True), linearize)
 
 
 def _channels(op: Any, mask_of: Callable[[float], Mask], reference: str) -> None:
     """A dropout with one mask for every channel: each element by itself has the same moments."""
 
-    def local(out: Moments, x: Any, p: float, train: bool) -> Local:
-        return _channel_noise(x, mask_of(p), p)
-
-    @rule(op, exactness=EXACT, reference=reference, role=Role.MASK, local=local)
+    @rule(op, exactness=EXACT, reference=reference, role=Role.MASK)
     def channel_dropout(x: Any, p: float, train: bool) -> Any:
         if not train or p == 0:
-            return x
+            return Propagated(x, scaled)
         mask = mask_of(p)
-        out = attach(mask.moments(x), _within_channels(x, mask))
-        return share(out, mask.direction(x)) if out.mean.dim() > 2 else out
+        out = mask.moments(x)
+        shared = Shared(mask.direction(x)) if out.mean.dim() > 2 else None
+        return Propagated(knowing(out, _within_channels(x, mask), shared), lambda: _channel_noise(x, mask, p))
 
 
-def _channel_noise(x: Moments | Tensor, mask: Mask, p: float) -> Local:
+def _channel_noise(x: Moments | Tensor, mask: Mask, p: float) -> Linearization:
     """One source per channel, acting along E[Z]: a dropped channel loses all its means at once.
 
     The part of x that is random itself is lost with them. That adds W Cov(x_i, x_j) within the
@@ -116,15 +121,13 @@ def _channel_noise(x: Moments | Tensor, mask: Mask, p: float) -> Local:
     """
     direction = mask.direction(x)
 
-    def spread(cotangent: Tensor) -> Tensor:
-        along = cotangent * direction
-        return along.sum(list(range(3, along.dim()))) if along.dim() > 3 else along
+    def along(cotangent: Tensor) -> Tensor:
+        found = cotangent * direction
+        return found.sum(list(range(3, found.dim()))) if found.dim() > 3 else found
 
-    drops = Drops(spread, p)
-    if isinstance(x, Moments):
-        noise = mask.weight * x.variance
-        return Linear(lambda cotangent: [mask.scaled(cotangent)], noise, spread, drops=drops)
-    return Linear(lambda cotangent: [], None, spread, drops=drops)
+    if not isinstance(x, Moments):
+        return source(Spread(along, p))
+    return mapped(lambda cotangent: [mask.scaled(cotangent)], mask.weight * x.variance, Spread(along, p))
 
 
 def _within_channels(x: Any, mask: Mask) -> Neighbours:
@@ -138,7 +141,7 @@ def _within_channels(x: Any, mask: Mask) -> Neighbours:
         before = None if inner is None else inner(start, step, count, shift)
         return common if before is None else common + before * factor
 
-    return told
+    return Neighbours(told)
 
 
 _elements(aten.dropout.default, Mask.inverted, "paper, dropout")

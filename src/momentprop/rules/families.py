@@ -6,7 +6,7 @@ variances; so a rule inherits all argument variants (strides, dimensions, keepdi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,17 +14,9 @@ from torch import Tensor
 
 from momentprop.gaussian.quadrature import NODES, Nodes, expectation
 from momentprop.graph.private import OpOverload
-from momentprop.moments import Logits, Moments, is_moments, mean_of, variance_of
-from momentprop.rules.local import Elementwise, Linear, Local, residual
-from momentprop.rules.neighbours import (
-    Contrast,
-    Neighbours,
-    attach,
-    attach_contrast,
-    contrast_of,
-    same_in_channels,
-    scaled,
-)
+from momentprop.moments import Fact, Logits, Moments, is_moments, mean_of, variance_of
+from momentprop.rules.facts import alone, carried, direction_of, knowing, reshaped
+from momentprop.rules.linearization import Linearization, Propagated, Pull, gathered, mapped, residual, scaled
 from momentprop.rules.registry import (
     EXACT,
     EXACT_IF_GAUSSIAN,
@@ -34,7 +26,6 @@ from momentprop.rules.registry import (
     Role,
     rule,
 )
-from momentprop.rules.shared import alone, direction_of, moved_direction, share
 
 BY_QUADRATURE = "approximate: 13-point quadrature, if Gaussian"
 
@@ -60,43 +51,43 @@ def rearrangement(
     *ops: OpOverload,
     values: int = 1,
     refuses: Refusal | None = None,
-    local: Callable[..., Local] | None = None,
+    pull: Callable[..., Pull] | None = None,
 ) -> None:
     """Operators that only move values (view, cat, slice, ...): applied to mean and variance alike.
 
     The first `values` arguments hold the values; a deterministic one among them has variance zero.
     A tensor called `other` only lends its shape or type (`view_as`, `type_as`), so it may be random.
+    `pull(out, *arguments)` is the transposed map; without it, elements go back to where they came from.
     """
 
-    def make(op: OpOverload) -> Callable[..., Any]:
-        def rearrange(*args: Any, **kwargs: Any) -> Any:
+    def make(op: OpOverload) -> Callable[..., Propagated]:
+        transposed = pull or by_position(op, values)
+
+        def rearrange(*args: Any, **kwargs: Any) -> Propagated:
             moved, rest = args[:values], [mean_of(a) for a in args[values:]]
             mean = op(*[_map(mean_of, v) for v in moved], *rest, **kwargs)
             variance = op(*[_map(variance_of, v) for v in moved], *rest, **kwargs)
-            return pack(mean, variance)
+            out = pack(mean, variance)
+            if not any(map(_is_random, moved)):  # only what lends its shape or type is random
+                return Propagated(out, lambda: mapped(lambda cotangent: [None]))
+            return Propagated(out, lambda: mapped(transposed(out, *args, **kwargs)))
 
         return rearrange
 
     for op in ops:
         names = [a.name for a in op._schema.arguments[:values]]
         refusal = refuses or only_random(*names, "other")
-        rule(
-            op,
-            exactness=EXACT,
-            reference=MOVES_VALUES,
-            refuses=refusal,
-            local=local or by_position(op, values),
-        )(make(op))
+        rule(op, exactness=EXACT, reference=MOVES_VALUES, refuses=refusal)(make(op))
 
 
-def by_position(op: OpOverload, values: int) -> Callable[..., Local]:
+def by_position(op: OpOverload, values: int) -> Callable[..., Pull]:
     """The transposed map of any operator that moves values.
 
     The operator itself, given the elements' numbers instead of their values, tells where each went; the
     cotangent goes back there. Number 0 stands for what comes from no random element.
     """
 
-    def local(out: Any, *args: Any, **kwargs: Any) -> Linear:
+    def transposed(out: Any, *args: Any, **kwargs: Any) -> Pull:
         def pull(cotangent: Any) -> list[Tensor]:
             total: Any = 1
             shapes = []
@@ -122,54 +113,56 @@ def by_position(op: OpOverload, values: int) -> Callable[..., Local]:
             gathered = flat.new_zeros(flat.shape[0], total).index_add(1, index, flat)
             return [gathered.narrow(1, a, n).reshape(flat.shape[0], *shape) for a, n, shape in shapes]
 
-        return Linear(pull)
+        return pull
 
-    return local
+    return transposed
 
 
 def reshape(*ops: OpOverload) -> None:
     """Operators that keep the elements in row-major order: their transposed map is a reshape."""
 
-    def make(op: OpOverload) -> Callable[..., Moments]:
-        def propagate(x: Any, *args: Any, **kwargs: Any) -> Moments:
+    def make(op: OpOverload) -> Callable[..., Propagated]:
+        def propagate(x: Any, *args: Any, **kwargs: Any) -> Propagated:
             rest = [mean_of(a) for a in args]
-            out = Moments(op(mean_of(x), *rest, **kwargs), op(variance_of(x), *rest, **kwargs))
-            return share(out, direction_of(x))
+            mean, variance = op(mean_of(x), *rest, **kwargs), op(variance_of(x), *rest, **kwargs)
+            return in_same_order(Moments(mean, variance), x)
 
         return propagate
 
     for op in ops:
         refusal = only_random(op._schema.arguments[0].name, "other")
-        rule(op, exactness=EXACT, reference=MOVES_VALUES, refuses=refusal, local=same_order)(make(op))
+        rule(op, exactness=EXACT, reference=MOVES_VALUES, refuses=refusal)(make(op))
 
 
-def same_order(out: Moments, x: Any, *args: Any, **kwargs: Any) -> Local:
+def in_same_order(out: Moments, x: Any) -> Propagated:
+    """A rule's answer for an output that has the elements of x in the same order."""
     if not is_moments(x):  # only what lends its shape is random
-        return Linear(lambda cotangent: [None])
-    if out.shape == x.shape:
-        return Elementwise()
+        return Propagated(out, lambda: mapped(lambda cotangent: [None]))
     shape = x.shape
-    return Linear(lambda cotangent: [cotangent.reshape(cotangent.shape[0], *shape)])
+    if out.shape == shape:
+        return Propagated(carried(out, x, linear=True), scaled)
+    return Propagated(
+        reshaped(out, x), lambda: mapped(lambda cotangent: [cotangent.reshape(cotangent.shape[0], *shape)])
+    )
 
 
 def linear_map(
     *ops: OpOverload,
-    local: Callable[..., Local],
-    neighbours: Callable[..., Neighbours] | None = None,
-    contrast: Callable[..., Contrast | None] | None = None,
+    pull: Callable[..., Pull],
+    facts: Callable[..., Sequence[Fact]] | None = None,
     together: Callable[..., Tensor | None] | None = None,
     weight: int = 1,
     bias: int = 2,
 ) -> None:
     """y = W x + b: mean `W E + b`, variance `(W*W) V`; the arguments at `weight` and `bias` are W, b.
 
-    `neighbours` makes of V and the other arguments what the output tells about its neighbours' covariance,
-    `contrast`, what it tells about their contrast channel by channel;
-    `together(x, direction, ...)`, the variance of what elements of a channel share (shared.py).
+    `pull(x, W, b, ...)` is the transposed map. `facts` makes of V and the other arguments what the output
+    knows beyond its moments; `together(x, direction, W, b, ...)`, the variance of what elements of a channel
+    share.
     """
 
-    def make(op: OpOverload) -> Callable[..., Moments]:
-        def propagate(x: Moments, *args: Any, **kwargs: Any) -> Moments:
+    def make(op: OpOverload) -> Callable[..., Propagated]:
+        def propagate(x: Moments, *args: Any, **kwargs: Any) -> Propagated:
             squared = [
                 a * a if i == weight else None if i == bias else a for i, a in enumerate(args, start=1)
             ]
@@ -180,9 +173,10 @@ def linear_map(
             variance = op(variance, *squared, **kwargs)
             mean = op(x.mean, *args, **kwargs)
             out = Moments(mean, variance if common is None else variance + common)
-            if contrast is not None:
-                attach_contrast(out, contrast(x.variance, *args))
-            return out if neighbours is None else attach(out, neighbours(x.variance, *args))
+            if facts is not None:
+                out = knowing(out, *facts(x.variance, *args))
+            center = x.mean
+            return Propagated(out, lambda: mapped(pull(center, *args, **kwargs)))
 
         return propagate
 
@@ -192,7 +186,6 @@ def linear_map(
             exactness=EXACT_IF_UNCORRELATED,
             reference="paper, dense / convolution",
             refuses=only_random(op._schema.arguments[0].name),
-            local=local,
         )(make(op))
 
 
@@ -219,45 +212,52 @@ def elementwise(
         response, exactness = averaged(op), exactness or BY_QUADRATURE
         reference = reference or "Gauss-Hermite quadrature"
 
-    def gain_of(out: Moments, x: Moments, args: Any, kwargs: Any) -> Tensor:
-        if response is None:
-            assert gain is not None
-            return gain(x.mean, x.variance, *args, **kwargs)
-        known: Tensor | None = getattr(out, "_gain", None)
-        return response(x.mean, x.variance, *args, **kwargs)[2] if known is None else known
-
-    def local(out: Moments, x: Moments, *args: Any, **kwargs: Any) -> Local:
-        g = gain_of(out, x, args, kwargs)
-        noise = residual(out.variance, g, x.variance)
-        if out.shape == x.shape:
-            return Elementwise(g, noise)
-        shape = x.shape
-        return Linear(lambda cotangent: [gathered(cotangent * g, shape)], noise)
-
-    has_gain = gain is not None or response is not None
-
     @rule(
         op,
         exactness=exactness or EXACT_IF_GAUSSIAN,
         reference=reference,
         refuses=only_random(op._schema.arguments[0].name),
         elementwise=True,
-        local=local if has_gain else None,
         override=override,
     )
-    def propagate(x: Moments, *args: Any, **kwargs: Any) -> Moments:
+    def propagate(x: Moments, *args: Any, **kwargs: Any) -> Propagated | Moments:
         logits = Logits(x, None) if is_head else None
-        if response is None:
-            assert moments is not None
-            mean, variance = moments(x.mean, x.variance, *args, **kwargs)
-            out = Moments(mean, variance, logits=logits)
-        else:
-            mean, variance, known = response(x.mean, x.variance, *args, **kwargs)
-            out = Moments(mean, variance, logits=logits)
-            out._gain = known  # type: ignore[attr-defined]
-        if not has_gain or out.shape != x.shape:
+        center, spread = x.mean, x.variance
+        if response is not None:
+            mean, variance, known = response(center, spread, *args, **kwargs)
+            return _responded(Moments(mean, variance, logits=logits), x, lambda: known)
+        assert moments is not None
+        out = Moments(*moments(center, spread, *args, **kwargs), logits=logits)
+        if gain is None:
             return out
-        return attach(out, scaled(x, lambda: gain_of(out, x, args, kwargs)))
+        slope = gain
+        return _responded(out, x, once(lambda: slope(center, spread, *args, **kwargs)))
+
+
+def _responded(out: Moments, x: Moments, gain: Callable[[], Tensor]) -> Propagated:
+    """An activation's answer; its gain may be computed later."""
+    shape, variance, spread = x.shape, out.variance, x.variance
+
+    def linearize() -> Linearization:
+        g = gain()
+        noise = residual(variance, g, spread)
+        if variance.shape == shape:
+            return scaled(g, noise)
+        return mapped(lambda cotangent: [gathered(cotangent * g, shape)], noise)
+
+    return Propagated(carried(out, x, gain, linear=False, noisy=True), linearize)
+
+
+def once(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """The function, which computes its value when it is first asked."""
+    known: list[Tensor] = []
+
+    def value() -> Tensor:
+        if not known:
+            known.append(function())
+        return known[0]
+
+    return value
 
 
 def averaged(op: Callable[..., Tensor], nodes: Nodes = NODES) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
@@ -269,36 +269,14 @@ def averaged(op: Callable[..., Tensor], nodes: Nodes = NODES) -> Callable[..., t
     return response
 
 
-def affine(out: Moments, x: Moments, gain: Tensor | float) -> Moments:
-    """Give the output of gain * x + constant what x tells about its neighbours and its channels."""
-    if out.shape != x.shape:
-        return out
-    if same_in_channels(gain, out.mean.dim()):
-        attach_contrast(out, contrast_of(x))
-    return share(attach(out, scaled(x, lambda: gain)), moved_direction(x, lambda d: d * gain))
-
-
-def scaling(out: Moments, x: Moments, gain: Any) -> Local:
-    """Multiplication of x by a constant: element by element, unless x is broadcast."""
+def affine(out: Moments, x: Moments, gain: Any = None) -> Propagated:
+    """The answer of a rule with out = gain * x + constant; x may be broadcast."""
     if out.shape == x.shape:
-        return Elementwise(gain)
+        return Propagated(carried(out, x, gain), lambda: scaled(gain))
     shape = x.shape
-    return Linear(lambda cotangent: [gathered(cotangent * gain, shape)])
-
-
-def gathered(cotangent: Tensor, shape: torch.Size) -> Tensor:
-    """A cotangent [K, *wide] summed over what was broadcast from the shape."""
-    added = cotangent.dim() - 1 - len(shape)
-    wide = [d for d in range(len(shape)) if shape[d] == 1 and cotangent.shape[1 + added + d] != 1]
-    if wide:
-        cotangent = cotangent.sum([1 + added + d for d in wide], keepdim=True)
-    return cotangent.sum(list(range(1, 1 + added))) if added else cotangent
-
-
-def lifted(deviations: Tensor, dim: int) -> Tensor:
-    """Deviations [R, *shape] of a value that is broadcast to so many dimensions."""
-    shape = deviations.shape
-    return deviations.reshape(shape[0], *[1] * (dim + 1 - deviations.dim()), *shape[1:])
+    if gain is None:
+        return Propagated(out, lambda: mapped(lambda cotangent: [gathered(cotangent, shape)]))
+    return Propagated(out, lambda: mapped(lambda cotangent: [gathered(cotangent * gain, shape)]))
 
 
 def shape_query(*ops: OpOverload) -> None:
@@ -338,6 +316,10 @@ def squared(constant: Any, dtype: torch.dtype) -> Any:
     """The square of a tensor or number, in the type of the result: integer tensors would overflow."""
     constant = constant.to(dtype) if isinstance(constant, Tensor) else constant
     return constant * constant
+
+
+def _is_random(value: Any) -> bool:
+    return any(map(is_moments, value)) if isinstance(value, (list, tuple)) else is_moments(value)
 
 
 def _map(function: Callable[[Any], Any], value: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from momentprop.moments import Moments
-from momentprop.rules.local import Linear
+from momentprop.rules.linearization import Propagated, mapped
 from momentprop.rules.registry import EXACT_IF_UNCORRELATED, rule
 
 aten = torch.ops.aten
@@ -48,14 +48,14 @@ def _along(value: Tensor, matrices: list[Tensor]) -> Tensor:
 
 def _interpolation(n: int, *ops: Any) -> None:
     def make(op: Any) -> None:
-        def local(out: Moments, x: Moments, *given: Any) -> Linear:
+        @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear")
+        def propagate(x: Moments, *given: Any) -> Propagated:
             matrices = _matrices(op, x.mean, n, *given)
-            return Linear(lambda cotangent: [_along(cotangent, [m.T for m in matrices])])
-
-        @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="linear", local=local)
-        def propagate(x: Moments, *given: Any) -> Moments:
-            squares = [m * m for m in _matrices(op, x.mean, n, *given)]
-            return Moments(op(x.mean, *given), _along(x.variance, squares))
+            variance = _along(x.variance, [m * m for m in matrices])
+            return Propagated(
+                Moments(op(x.mean, *given), variance),
+                lambda: mapped(lambda cotangent: [_along(cotangent, [m.T for m in matrices])]),
+            )
 
     for op in ops:
         make(op)

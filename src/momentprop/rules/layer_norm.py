@@ -25,7 +25,7 @@ the spread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from momentprop.moments import Moments
 from momentprop.rules.families import only_random
-from momentprop.rules.local import Linear
+from momentprop.rules.linearization import Diagonal, Linearization, Mapped, Propagated, mapped
 from momentprop.rules.registry import rule
 
 aten = torch.ops.aten
@@ -89,15 +89,6 @@ class Statistics:
         squares = self.direction * self.direction
         return 1 + squares if self.center else squares
 
-    def bend(self, d: Tensor, e: Tensor) -> Tensor:
-        """The second derivative along two deviations."""
-        dims, u = [i + 1 for i in self.dims], self.direction
-        if self.center:
-            d, e = d - d.mean(dims, keepdim=True), e - e.mean(dims, keepdim=True)
-        d, e = d * self.scale, e * self.scale
-        along_d, along_e = ((v * u).mean(dims, keepdim=True) for v in (d, e))
-        return u * (3 * along_d * along_e - (d * e).mean(dims, keepdim=True)) - d * along_e - e * along_d
-
     def pull(self, cotangent: Tensor) -> Tensor:
         """J^T c, the same J as its transpose."""
         dims, u = [d + 1 for d in self.dims], self.direction
@@ -109,41 +100,18 @@ class Statistics:
 
 def _normalize(
     x: Moments, dims: list[int], weight: Any, bias: Any, eps: float, center: bool = True
-) -> Moments:
+) -> Propagated:
     statistics = Statistics.of(x, dims, center, eps)
     mean, explained, noise = statistics.moments(x)
     if weight is not None:
         square = weight * weight
         mean, explained, noise = mean * weight, explained * square, noise * square
-    return _attach(Moments(mean if bias is None else mean + bias, explained + noise), statistics, noise)
-
-
-def _attach(out: Moments, statistics: Statistics, noise: Tensor) -> Moments:
-    out._statistics, out._noise = statistics, noise  # type: ignore[attr-defined]
-    return out
-
-
-def _local(out: Any, weight: Any, view: Callable[[Tensor], Tensor] | None = None) -> Linear:
-    statistics = out._statistics
+    out = Moments(mean if bias is None else mean + bias, explained + noise)
 
     def pull(cotangent: Tensor) -> list[Tensor]:
-        weighted = cotangent if weight is None else cotangent * weight
-        if view is None:
-            return [statistics.pull(weighted)]
-        return [statistics.pull(view(weighted)).reshape(weighted.shape)]
+        return [statistics.pull(cotangent if weight is None else cotangent * weight)]
 
-    def push(deviations: Tensor) -> Tensor:
-        whole = deviations.expand(-1, *out.shape)
-        moved = statistics.pull(whole if view is None else view(whole))  # J is its own transpose
-        moved = moved.reshape(whole.shape)
-        return moved if weight is None else moved * weight
-
-    def bend(d: list[Tensor], e: list[Tensor]) -> Tensor:
-        wide = [v[0].expand(-1, *out.shape) for v in (d, e)]
-        bent = statistics.bend(*[w if view is None else view(w) for w in wide]).reshape(wide[0].shape)
-        return bent if weight is None else bent * weight
-
-    return Linear(pull, out._noise, push=push, bend=bend)
+    return Propagated(out, lambda: mapped(pull, noise))
 
 
 def _last(x: Moments, shape: list[int]) -> list[int]:
@@ -151,16 +119,11 @@ def _last(x: Moments, shape: list[int]) -> list[int]:
     return list(range(n - len(shape), n))
 
 
-def _weighted_local(out: Moments, x: Moments, shape: Any, weight: Any = None, *_: Any) -> Linear:
-    return _local(out, weight)
-
-
 @rule(
     aten.layer_norm.default,
     exactness=_EXACTNESS,
     reference="second order",
     refuses=only_random("input"),
-    local=_weighted_local,
 )
 def layer_norm(
     x: Moments,
@@ -169,7 +132,7 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     cudnn_enable: bool = True,
-) -> Moments:
+) -> Propagated:
     return _normalize(x, _last(x, normalized_shape), weight, bias, eps)
 
 
@@ -178,18 +141,12 @@ def layer_norm(
     exactness=_EXACTNESS,
     reference="second order",
     refuses=only_random("input"),
-    local=_weighted_local,
 )
 def rms_norm(
     x: Moments, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None
-) -> Moments:
+) -> Propagated:
     floor = torch.finfo(x.dtype).eps if eps is None else eps
     return _normalize(x, _last(x, normalized_shape), weight, None, floor, center=False)
-
-
-def _grouped(x: Moments, groups: int) -> Moments:
-    """[N, C, ...] -> [N, groups, C / groups, ...]."""
-    return Moments(x.mean.unflatten(1, (groups, -1)), x.variance.unflatten(1, (groups, -1)))
 
 
 def _per_channel(parameter: Tensor | None, x: Tensor, groups: int) -> Tensor | None:
@@ -198,18 +155,27 @@ def _per_channel(parameter: Tensor | None, x: Tensor, groups: int) -> Tensor | N
     return parameter.reshape(1, groups, -1, *[1] * (x.dim() - 2))
 
 
-def _group_norm(x: Moments, groups: int, weight: Any, bias: Any, eps: float) -> Moments:
-    inner = _grouped(x, groups)
+def _group_norm(x: Moments, groups: int, weight: Any, bias: Any, eps: float) -> Propagated:
+    """Normalised as [N, groups, C / groups, ...]."""
+    inner = Moments(x.mean.unflatten(1, (groups, -1)), x.variance.unflatten(1, (groups, -1)))
     dims = list(range(2, inner.mean.dim()))
     weight, bias = (_per_channel(p, x.mean, groups) for p in (weight, bias))
-    out: Any = _normalize(inner, dims, weight, bias, eps)
-    flat = Moments(out.mean.reshape(x.shape), out.variance.reshape(x.shape))
-    return _attach(flat, out._statistics, out._noise.reshape(x.shape))
+    found, shape = _normalize(inner, dims, weight, bias, eps), x.shape
 
+    def linearize() -> Linearization:
+        assert found.linearize is not None
+        grouped = found.linearize()
+        (noise,), transposed = grouped.noise, grouped.map
+        assert isinstance(noise, Diagonal)
+        assert isinstance(transposed, Mapped)
 
-def _group_norm_local(out: Moments, x: Moments, groups: int, weight: Any) -> Linear:
-    factor = None if weight is None else weight.reshape(-1, *[1] * (x.mean.dim() - 2))
-    return _local(out, factor, lambda cotangent: cotangent.unflatten(2, (groups, -1)))
+        def pull(cotangent: Tensor) -> list[Tensor]:
+            return [transposed.pull(cotangent.unflatten(2, (groups, -1)))[0].reshape(cotangent.shape)]
+
+        return mapped(pull, noise.variance.reshape(shape))
+
+    out: Moments = found.moments
+    return Propagated(Moments(out.mean.reshape(shape), out.variance.reshape(shape)), linearize)
 
 
 @rule(
@@ -217,7 +183,6 @@ def _group_norm_local(out: Moments, x: Moments, groups: int, weight: Any) -> Lin
     exactness=_EXACTNESS,
     reference="second order",
     refuses=only_random("input"),
-    local=lambda out, x, num_groups, weight=None, *_: _group_norm_local(out, x, num_groups, weight),
 )
 def group_norm(
     x: Moments,
@@ -226,7 +191,7 @@ def group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
-) -> Moments:
+) -> Propagated:
     return _group_norm(x, num_groups, weight, bias, eps)
 
 
@@ -236,16 +201,11 @@ def _refuses_running(arguments: Mapping[str, Any], random: frozenset[str]) -> st
     return only_random("input")(arguments, random)
 
 
-def _instance_norm_local(out: Moments, x: Moments, weight: Any, *_: Any) -> Linear:
-    return _group_norm_local(out, x, x.shape[1], weight)
-
-
 @rule(
     aten.instance_norm.default,
     exactness=_EXACTNESS,
     reference="second order",
     refuses=_refuses_running,
-    local=_instance_norm_local,
 )
 def instance_norm(
     x: Moments,
@@ -257,6 +217,6 @@ def instance_norm(
     momentum: float,
     eps: float,
     cudnn_enabled: bool,
-) -> Moments:
+) -> Propagated:
     """Group norm with a group for every channel."""
     return _group_norm(x, x.shape[1], weight, bias, eps)

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from momentprop.moments import Moments
 from momentprop.rules.families import linear_map
-from momentprop.rules.local import Linear
+from momentprop.rules.linearization import Pull
 
 aten = torch.ops.aten
 
 
-def _dense(out: Moments, x: Moments, weight: Tensor, bias: Tensor | None = None) -> Linear:
-    return Linear(lambda cotangent: [torch.matmul(cotangent, weight)])
+def _back(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Pull:
+    return lambda cotangent: [torch.matmul(cotangent, weight)]
 
 
 def _together(x: Moments, direction: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
@@ -25,4 +25,4 @@ def _together(x: Moments, direction: Tensor, weight: Tensor, bias: Tensor | None
     return torch.bmm(parts, rows).square().sum(0)
 
 
-linear_map(aten.linear.default, local=_dense, together=_together)
+linear_map(aten.linear.default, pull=_back, together=_together)

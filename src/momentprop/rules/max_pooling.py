@@ -15,8 +15,8 @@ from momentprop.gaussian.composites import composite, max_moments, relu_moments
 from momentprop.gaussian.normal import alike_max_moments, contrasted_max_moments, max_response
 from momentprop.moments import Moments
 from momentprop.rules.convolution import transposed_convolution
-from momentprop.rules.local import Linear
-from momentprop.rules.neighbours import contrast_of, neighbours_of
+from momentprop.rules.facts import Contrast, neighbours_of
+from momentprop.rules.linearization import Linearization, Propagated, mapped
 from momentprop.rules.registry import Variant, rule
 from momentprop.rules.windows import Position, Sizes, Windows
 
@@ -95,31 +95,26 @@ class Maximum:
         return Maximum(mean, variance, weights, shared)
 
 
-@dataclass(eq=False, repr=False)
-class Pooled(Moments):
-    """Maxima of windows, with what the adjoint needs."""
-
-    windows: Any = None
-    weights: Any = None  # position -> how much the maximum moves with this element
-    explained: Any = None  # the variance that this explains
+def _maxima(x: Moments, windows: Windows) -> Propagated:
+    best, elements = maximum_of(x, windows)
+    return pooled(best.mean, best.variance, windows, best.weights, elements, x.mean)
 
 
-def _maxima(x: Moments, windows: Windows) -> Pooled:
-    """Folded from the window's last element to its first."""
+def maximum_of(x: Moments, windows: Windows) -> tuple[Maximum, Elements]:
+    """The maximum of every window, folded from its last element to its first."""
     elements = Elements.of(x, windows, correlated=True)
     *others, last = windows.positions
     best = Maximum.of(elements, last)
     for position in reversed(others):
         best = best.against(elements, position)
-    return pooled(best.mean, best.variance, windows, best.weights, elements)
+    return best, elements
 
 
-def _alike_maxima(x: Moments, windows: Windows) -> Moments:
+def _alike_maxima(x: Moments, windows: Windows) -> Propagated | Moments:
     """With one contrast for all pairs of a window and one variance for each of its rows, where x tells."""
-    told, n = contrast_of(x), len(windows.kernel)
-    if told is None or not windows.tile:
-        best: Moments = _maxima(x, windows)
-        return best
+    contrast, n = x.fact(Contrast), len(windows.kernel)
+    if contrast is None or not windows.tile:
+        return _maxima(x, windows)
     shifts = [
         [d * (b - a) for d, a, b in zip(windows.dilation, first, second, strict=True)]
         for first, second in combinations(windows.positions, 2)
@@ -128,7 +123,7 @@ def _alike_maxima(x: Moments, windows: Windows) -> Moments:
         return x
     row = [*[1] * (n - 1), windows.kernel[-1]]
     variance = _AVERAGES[n](x.variance, row) if row[-1] > 1 else x.variance
-    return Moments(*ALIKE_MAXIMA(x.mean, variance, told(shifts), windows.kernel))
+    return Moments(*ALIKE_MAXIMA(x.mean, variance, contrast.told(shifts), windows.kernel))
 
 
 def _alike(mean: Tensor, variance: Tensor, contrast: Tensor, kernel: list[int]) -> tuple[Tensor, Tensor]:
@@ -198,16 +193,26 @@ RECTIFIED_MAXIMA = composite(
 
 
 def pooled(
-    mean: Tensor, variance: Tensor, windows: Windows, weights: dict[Position, Tensor], elements: Elements
-) -> Pooled:
-    """Maxima of the elements; what they explain is computed when it is asked for."""
-    return Pooled(
-        windows.close(mean),
-        windows.close(variance),
-        windows=windows,
-        weights=weights,
-        explained=lambda: elements.variance_of_sum(weights),
-    )
+    mean: Tensor,
+    variance: Tensor,
+    windows: Windows,
+    weights: dict[Position, Tensor],
+    elements: Elements,
+    x: Tensor,
+) -> Propagated:
+    """The answer of a rule that knows how much the maximum moves with every element of its window."""
+    out = Moments(windows.close(mean), windows.close(variance))
+
+    def linearize() -> Linearization:
+        """To first order the maximum is the sum of its elements, weighted by their chance to be it."""
+        explained = windows.close(elements.variance_of_sum(weights))
+        noise = (out.variance - explained).clamp_min(0)
+        if windows.tile:
+            gains = windows.tiled([weights[p] for p in windows.positions])
+            return mapped(lambda cotangent: [_unpooled(cotangent, x, windows, gains)], noise)
+        return mapped(lambda cotangent: [_spread_out(cotangent, x, windows, weights)], noise)
+
+    return Propagated(out, linearize)
 
 
 def _independent_maxima(x: Moments, windows: Windows) -> Moments:
@@ -231,22 +236,6 @@ def _mixed(weight: Tensor, first: Tensor | None, second: Tensor | None) -> Tenso
     if first is None:
         return None if second is None else (1 - weight) * second
     return weight * first if second is None else weight * (first - second) + second
-
-
-def weighted_sum(out: Pooled, x: Moments, *_: Any) -> Linear:
-    """To first order the maximum is the sum of its elements, weighted by their chance to be it."""
-    windows, weights = out.windows, out.weights
-    noise = (out.variance - windows.close(out.explained())).clamp_min(0)
-
-    def push(deviation: Tensor) -> Tensor:
-        opened = windows.open(deviation, fill=(0.0,))[0]
-        parts = [windows.element(opened, p) * w[:, None] for p, w in weights.items()]
-        return windows.close(sum(parts[1:], parts[0]))
-
-    if windows.tile:
-        gains = windows.tiled([weights[p] for p in windows.positions])
-        return Linear(lambda cotangent: [_unpooled(cotangent, x.mean, windows, gains)], noise, push=push)
-    return Linear(lambda cotangent: [_spread_out(cotangent, x.mean, windows, weights)], noise, push=push)
 
 
 def _spread_out(cotangent: Tensor, x: Tensor, windows: Windows, weights: dict[Any, Tensor]) -> Tensor:
@@ -279,13 +268,12 @@ def _unpooled(cotangent: Tensor, x: Tensor, windows: Windows, gains: Tensor) -> 
 
 
 def _max_pool(n: int, op: Any) -> None:
-    def register(variant: Variant | None, maxima: Callable[[Moments, Windows], Moments]) -> None:
+    def register(variant: Variant | None, maxima: Callable[[Moments, Windows], Any]) -> None:
         @rule(
             op,
             variant=variant,
             exactness="approximate: the maximum of two is taken as Gaussian for the next fold",
             reference="paper, max pooling; Clark 1961",
-            local=weighted_sum if variant is None else None,
         )
         def propagate(
             x: Moments,
@@ -294,7 +282,7 @@ def _max_pool(n: int, op: Any) -> None:
             padding: Sizes = 0,
             dilation: Sizes = 1,
             ceil_mode: bool = False,
-        ) -> Moments:
+        ) -> Any:
             windows = Windows.of(x.shape[-n:], kernel_size, stride, padding, dilation, ceil_mode)
             return maxima(x, windows)
 

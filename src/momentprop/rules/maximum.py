@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from momentprop.gaussian.normal import max_response
-from momentprop.moments import Moments, is_moments, mean_of, variance_of
-from momentprop.rules.families import gathered, lifted, shape_query
-from momentprop.rules.local import Linear
+from momentprop.moments import Moments, mean_of, variance_of
+from momentprop.rules.families import shape_query
+from momentprop.rules.linearization import Propagated, mapped, weighted_inputs
 from momentprop.rules.registry import EXACT_IF_GAUSSIAN, rule
 
 aten = torch.ops.aten
@@ -24,34 +24,12 @@ aten = torch.ops.aten
 def _of_two(op: Any, sign: int) -> None:
     """sign * max(sign x, sign y)."""
 
-    def response(x: Any, y: Any) -> tuple[Tensor, Tensor, Tensor]:
+    @rule(op, exactness=EXACT_IF_GAUSSIAN, reference="Clark 1961")
+    def propagate(x: Any, y: Any) -> Propagated:
         parts = [mean_of(x) * sign, variance_of(x), mean_of(y) * sign, variance_of(y)]
         mean, variance, wins = max_response(*torch.broadcast_tensors(*parts))
-        return mean * sign, variance, wins
-
-    def local(out: Any, x: Any, y: Any) -> Linear:
-        wins = out._wins
-        inputs = [(v, w) for v, w in ((x, wins), (y, 1 - wins)) if is_moments(v)]
-        noise = out.variance
-        for v, w in inputs:
-            noise = noise - w * w * v.variance
-
-        def pull(cotangent: Tensor) -> list[Tensor]:
-            return [gathered(cotangent * w, v.shape) for v, w in inputs]
-
-        def push(*deviations: Tensor) -> Tensor:
-            n = out.mean.dim()
-            parts = [lifted(d, n) * w for d, (_, w) in zip(deviations, inputs, strict=True)]
-            return sum(parts[1:], parts[0])
-
-        return Linear(pull, noise.clamp_min(0), push=push)
-
-    @rule(op, exactness=EXACT_IF_GAUSSIAN, reference="Clark 1961", local=local)
-    def propagate(x: Any, y: Any) -> Moments:
-        mean, variance, wins = response(x, y)
-        out = Moments(mean, variance)
-        out._wins = wins  # type: ignore[attr-defined]
-        return out
+        out = Moments(mean * sign, variance)
+        return Propagated(out, lambda: weighted_inputs(out, (x, wins), (y, 1 - wins)))
 
 
 _of_two(aten.maximum.default, 1)
@@ -103,28 +81,12 @@ def _over_dimensions(op: Any, sign: int) -> None:
         given = [dim] if isinstance(dim, int) else list(dim)
         return sorted(d % n for d in given) or list(range(n))
 
-    def local(out: Any, x: Moments, dim: Any = (), keepdim: bool = False) -> Linear:
-        weights, explained = out._weights, out._explained
-
-        def pull(cotangent: Tensor) -> list[Tensor]:
-            if not keepdim:
-                for d in dims_of(x, dim):
-                    cotangent = cotangent.unsqueeze(d + 1)
-            return [cotangent * weights]
-
-        def push(deviations: Tensor) -> Tensor:
-            dims = [d + 1 for d in dims_of(x, dim)]
-            return (deviations * weights).sum(dims, keepdim=keepdim)
-
-        return Linear(pull, (out.variance - explained).clamp_min(0), push=push)
-
     @rule(
         op,
         exactness="approximate: winners of a round are taken as Gaussian for the next",
         reference="Clark 1961",
-        local=local,
     )
-    def propagate(x: Moments, dim: Any = (), keepdim: bool = False) -> Moments:
+    def propagate(x: Moments, dim: Any = (), keepdim: bool = False) -> Propagated:
         dims = dims_of(x, dim)
         kept = [d for d in range(x.mean.dim()) if d not in dims]
         order = [*kept, *dims]
@@ -139,9 +101,15 @@ def _over_dimensions(op: Any, sign: int) -> None:
         spread = weights.unflatten(-1, inner).permute(inverse)
         shape = [1 if d in dims else x.shape[d] for d in range(x.mean.dim())]
         parts = [t.reshape(shape) if keepdim else t for t in (mean * sign, variance, explained)]
+
+        def pull(cotangent: Tensor) -> list[Tensor]:
+            if not keepdim:
+                for d in dims:
+                    cotangent = cotangent.unsqueeze(d + 1)
+            return [cotangent * spread]
+
         out = Moments(parts[0], parts[1])
-        out._weights, out._explained = spread, parts[2]  # type: ignore[attr-defined]
-        return out
+        return Propagated(out, lambda: mapped(pull, (out.variance - parts[2]).clamp_min(0)))
 
 
 _over_dimensions(aten.amax.default, 1)

@@ -15,35 +15,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from momentprop.moments import Moments, is_moments
-from momentprop.rules.families import gathered
-from momentprop.rules.local import Linear
+from momentprop.rules.linearization import Pull, gathered
 
 Cotangents = list[Tensor | None]
 
 
-def permuted(out: Moments, x: Moments, dims: list[int]) -> Linear:
+def permuted(out: Moments, x: Moments, dims: list[int]) -> Pull:
     n = x.mean.dim()
     inverse = sorted(range(n), key=lambda d: dims[d] % n)
-    return Linear(lambda cotangent: [cotangent.permute(0, *[1 + d for d in inverse])])
+    return lambda cotangent: [cotangent.permute(0, *[1 + d for d in inverse])]
 
 
-def swapped(out: Moments, x: Moments, dim0: int = 0, dim1: int = 1) -> Linear:
+def swapped(out: Moments, x: Moments, dim0: int = 0, dim1: int = 1) -> Pull:
     n = x.mean.dim()
     if n < 2:
-        return Linear(lambda cotangent: [cotangent])
-    return Linear(lambda cotangent: [cotangent.transpose(1 + dim0 % n, 1 + dim1 % n)])
+        return lambda cotangent: [cotangent]
+    return lambda cotangent: [cotangent.transpose(1 + dim0 % n, 1 + dim1 % n)]
 
 
-def expanded(out: Moments, x: Any, *_: Any, **__: Any) -> Linear:
-    if not is_moments(x):  # only what lends its shape is random
-        return Linear(lambda cotangent: [None])
+def expanded(out: Moments, x: Any, *_: Any, **__: Any) -> Pull:
     shape = x.shape
-    return Linear(lambda cotangent: [gathered(cotangent, shape)])
+    return lambda cotangent: [gathered(cotangent, shape)]
 
 
-def sliced(
-    out: Moments, x: Moments, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
-) -> Linear:
+def sliced(out: Moments, x: Moments, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Pull:
     n, size = x.mean.dim(), x.shape[dim]
     first = 0 if start is None else max(start + size, 0) if start < 0 else min(start, size)
 
@@ -53,19 +48,19 @@ def sliced(
             values = F.pad(values[..., None], (0, step - 1)).flatten(-2)
         return [F.pad(values, (first, size - first - values.shape[-1])).movedim(-1, 1 + dim % n)]
 
-    return Linear(pull)
+    return pull
 
 
-def narrowed(out: Moments, x: Moments, dim: int, start: int, length: int) -> Linear:
+def narrowed(out: Moments, x: Moments, dim: int, start: int, length: int) -> Pull:
     return sliced(out, x, dim, start)
 
 
-def selected(out: Moments, x: Moments, dim: int, index: int) -> Linear:
+def selected(out: Moments, x: Moments, dim: int, index: int) -> Pull:
     inner, axis = sliced(out, x, dim, index % x.shape[dim]), 1 + dim % x.mean.dim()
-    return Linear(lambda cotangent: inner.pull(cotangent.unsqueeze(axis)))
+    return lambda cotangent: inner(cotangent.unsqueeze(axis))
 
 
-def joined(out: Moments, tensors: list[Any], dim: int = 0) -> Linear:
+def joined(out: Moments, tensors: list[Any], dim: int = 0) -> Pull:
     axis = dim % out.mean.dim()
     # an empty tensor of one dimension may be joined to anything
     sizes = [t.shape[axis] if len(t.shape) == out.mean.dim() else 0 for t in tensors]
@@ -75,17 +70,17 @@ def joined(out: Moments, tensors: list[Any], dim: int = 0) -> Linear:
         parts = cotangent.split(sizes, 1 + axis)
         return [part for part, is_random in zip(parts, random, strict=True) if is_random]
 
-    return Linear(pull)
+    return pull
 
 
-def stacked(out: Moments, tensors: list[Any], dim: int = 0) -> Linear:
+def stacked(out: Moments, tensors: list[Any], dim: int = 0) -> Pull:
     axis, random = 1 + dim % out.mean.dim(), [is_moments(t) for t in tensors]
 
     def pull(cotangent: Tensor) -> list[Tensor]:
         parts = cotangent.unbind(axis)
         return [part for part, is_random in zip(parts, random, strict=True) if is_random]
 
-    return Linear(pull)
+    return pull
 
 
 def _filled(cotangents: Cotangents, shapes: list[torch.Size]) -> list[Tensor]:
@@ -97,19 +92,17 @@ def _filled(cotangents: Cotangents, shapes: list[torch.Size]) -> list[Tensor]:
     ]
 
 
-def cut(out: list[Moments], x: Moments, sizes: Any, dim: int = 0) -> Linear:
+def cut(out: list[Moments], x: Moments, sizes: Any, dim: int = 0) -> Pull:
     """split and chunk."""
     axis, shapes = 1 + dim % x.mean.dim(), [part.shape for part in out]
-    return Linear(lambda cotangents: [torch.cat(_filled(cotangents, shapes), axis)])
+    return lambda cotangents: [torch.cat(_filled(cotangents, shapes), axis)]
 
 
-def unbound(out: list[Moments], x: Moments, dim: int = 0) -> Linear:
+def unbound(out: list[Moments], x: Moments, dim: int = 0) -> Pull:
     axis, shapes = 1 + dim % x.mean.dim(), [part.shape for part in out]
-    return Linear(lambda cotangents: [torch.stack(_filled(cotangents, shapes), axis)])
+    return lambda cotangents: [torch.stack(_filled(cotangents, shapes), axis)]
 
 
-def cast(out: Moments, x: Any, *_: Any, **__: Any) -> Linear:
-    if not is_moments(x):  # only what lends its type is random
-        return Linear(lambda cotangent: [None])
+def cast(out: Moments, x: Any, *_: Any, **__: Any) -> Pull:
     dtype, device = x.dtype, x.device
-    return Linear(lambda cotangent: [cotangent.to(device=device, dtype=dtype)])
+    return lambda cotangent: [cotangent.to(device=device, dtype=dtype)]

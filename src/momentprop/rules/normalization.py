@@ -13,7 +13,7 @@ from torch import Tensor
 
 from momentprop.moments import Moments
 from momentprop.rules.families import affine, only_random
-from momentprop.rules.local import Elementwise
+from momentprop.rules.linearization import Propagated
 from momentprop.rules.registry import EXACT, rule
 
 aten = torch.ops.aten
@@ -33,22 +33,7 @@ def _scale(x: Tensor, weight: Tensor | None, running_var: Tensor, eps: float) ->
     return scale.reshape(-1, *[1] * (x.dim() - 2))
 
 
-def _local(
-    out: Moments,
-    x: Moments,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Elementwise:
-    return Elementwise(_scale(x.mean, weight, running_var, eps))
-
-
-@rule(aten.batch_norm.default, exactness=EXACT, reference="affine", refuses=_refuses, local=_local)
+@rule(aten.batch_norm.default, exactness=EXACT, reference="affine", refuses=_refuses)
 def batch_norm(
     x: Moments,
     weight: Tensor | None,
@@ -59,7 +44,7 @@ def batch_norm(
     momentum: float,
     eps: float,
     cudnn_enabled: bool,
-) -> Moments:
+) -> Propagated:
     mean = aten.batch_norm.default(
         x.mean, weight, bias, running_mean, running_var, False, momentum, eps, cudnn_enabled
     )

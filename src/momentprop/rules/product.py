@@ -18,48 +18,40 @@ import torch
 from torch import Tensor
 
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
-from momentprop.rules.families import affine, broadcast, gathered, lifted, scaling, squared
-from momentprop.rules.local import Linear, Local
+from momentprop.rules.families import affine, broadcast, squared
+from momentprop.rules.linearization import Linearization, Propagated, Pull, gathered, mapped
 from momentprop.rules.registry import EXACT_IF_UNCORRELATED, rule
 
 aten = torch.ops.aten
 
 
 def _by_element(op: Any) -> None:
-    def local(out: Moments, x: Any, y: Any) -> Local:
-        if not (is_moments(x) and is_moments(y)):
-            return scaling(out, x, y) if is_moments(x) else scaling(out, y, x)
-
-        mean_x, mean_y, n = x.mean, y.mean, out.mean.dim()
-
-        def pull(cotangent: Tensor) -> list[Tensor]:
-            return [gathered(cotangent * mean_y, mean_x.shape), gathered(cotangent * mean_x, mean_y.shape)]
-
-        def push(dx: Tensor, dy: Tensor) -> Tensor:
-            return lifted(dx, n) * mean_y + mean_x * lifted(dy, n)
-
-        shared = x.variance if x is y else None
-        noise = x.variance * y.variance
-
-        def bend(d: list[Tensor], e: list[Tensor]) -> Tensor:
-            (dx, dy), (ex, ey) = ([lifted(v, n) for v in part] for part in (d, e))
-            return dx * ey + ex * dy
-
-        return Linear(pull, noise if shared is None else noise + shared * shared, push=push, bend=bend)
-
-    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="product", local=local)
-    def propagate(x: Any, y: Any) -> Moments:
+    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="product")
+    def propagate(x: Any, y: Any) -> Propagated:
         mean = op(mean_of(x), mean_of(y))
         if is_moments(x) and is_moments(y):
-            variance = x.variance * (y.variance + y.mean * y.mean) + x.mean * x.mean * y.variance
-            shared = x.variance if x is y else None
-            if shared is not None:
-                variance = (variance + shared * (2 * mean + shared)).clamp_min(0)
-                mean = mean + shared
-            return Moments(mean, variance)
+            return _of_two_random(mean, x, y)
         squares = [f.variance if is_moments(f) else squared(f, mean.dtype) for f in (x, y)]
         random, constant = (x, y) if is_moments(x) else (y, x)
         return affine(Moments(mean, op(*squares)), random, constant)
+
+
+def _of_two_random(mean: Tensor, x: Moments, y: Moments) -> Propagated:
+    variance = x.variance * (y.variance + y.mean * y.mean) + x.mean * x.mean * y.variance
+    shared = x.variance if x is y else None
+    if shared is not None:
+        variance = (variance + shared * (2 * mean + shared)).clamp_min(0)
+        mean = mean + shared
+    mean_x, mean_y = x.mean, y.mean
+
+    def pull(cotangent: Tensor) -> list[Tensor]:
+        return [gathered(cotangent * mean_y, mean_x.shape), gathered(cotangent * mean_x, mean_y.shape)]
+
+    def linearize() -> Linearization:
+        noise = x.variance * y.variance
+        return mapped(pull, noise if shared is None else noise + shared * shared)
+
+    return Propagated(Moments(mean, variance), linearize)
 
 
 _by_element(aten.mul.Tensor)
@@ -97,7 +89,7 @@ def _matrix_moments(op: Any, a: Any, b: Any) -> tuple[Tensor, Tensor]:
     return mean, variance
 
 
-def _matrix_local(op: Any, a: Any, b: Any, scale: float = 1) -> Linear:
+def _back(a: Any, b: Any, scale: float = 1) -> Pull:
     mean_a, mean_b, random_a, random_b = mean_of(a), mean_of(b), is_moments(a), is_moments(b)
 
     def pull(cotangent: Tensor) -> list[Tensor]:
@@ -105,41 +97,22 @@ def _matrix_local(op: Any, a: Any, b: Any, scale: float = 1) -> Linear:
         first = [_back_to_first(cotangent, mean_a, mean_b)] if random_a else []
         return [*first, _back_to_second(cotangent, mean_a, mean_b)] if random_b else first
 
-    def push(*deviations: Tensor) -> Tensor | None:
-        n = max(mean_a.dim(), mean_b.dim())
-        if min(mean_a.dim(), mean_b.dim()) < 2:
-            return None
-        total: Any = 0.0
-        if random_a:
-            total = torch.matmul(_whole(deviations[0], mean_a, n), mean_b)
-        if random_b:
-            total = total + torch.matmul(mean_a, _whole(deviations[-1], mean_b, n))
-        return total * scale
-
-    if not (random_a and random_b):
-        return Linear(pull, push=push)
-
-    def bend(d: list[Tensor], e: list[Tensor]) -> Tensor:
-        n = max(mean_a.dim(), mean_b.dim())
-        da, ea = (_whole(v[0], mean_a, n) for v in (d, e))
-        db, eb = (_whole(v[1], mean_b, n) for v in (d, e))
-        return (torch.matmul(da, eb) + torch.matmul(ea, db)) * scale
-
-    noise = op(a.variance, b.variance) * (scale * scale)
-    return Linear(pull, noise, push=push, bend=bend if min(mean_a.dim(), mean_b.dim()) > 1 else None)
+    return pull
 
 
-def _whole(deviations: Tensor, mean: Tensor, dim: int) -> Tensor:
-    return lifted(deviations.expand(deviations.shape[0], *mean.shape), dim)
+def _noise(op: Any, a: Any, b: Any, scale: float = 1) -> Tensor | None:
+    """What a product of two random matrices adds beyond first order."""
+    if not (is_moments(a) and is_moments(b)):
+        return None
+    found: Tensor = op(a.variance, b.variance) * (scale * scale)
+    return found
 
 
 def _of_matrices(op: Any) -> None:
-    def local(out: Moments, a: Any, b: Any) -> Linear:
-        return _matrix_local(op, a, b)
-
-    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="product", local=local)
-    def propagate(a: Any, b: Any) -> Moments:
-        return Moments(*_matrix_moments(op, a, b))
+    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="product")
+    def propagate(a: Any, b: Any) -> Propagated:
+        out = Moments(*_matrix_moments(op, a, b))
+        return Propagated(out, lambda: mapped(_back(a, b), _noise(op, a, b)))
 
 
 for _op in (aten.matmul.default, aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default):
@@ -149,34 +122,24 @@ for _op in (aten.matmul.default, aten.mm.default, aten.bmm.default, aten.mv.defa
 def _affine_product(op: Any, mm: Any) -> None:
     """beta x + alpha (A @ B)."""
 
-    def local(out: Moments, x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Linear:
-        product, added, n = _matrix_local(mm, a, b, alpha), is_moments(x), out.mean.dim()
-        shape = x.shape
-
-        def pull(cotangent: Tensor) -> list[Tensor]:
-            first = [gathered(cotangent, shape) * beta] if added else []
-            return [*first, *product.pull(cotangent)]
-
-        def push(*deviations: Tensor) -> Tensor | None:
-            factors = deviations[1:] if added else deviations
-            total = product.push(*factors) if factors and product.push is not None else 0.0
-            if total is None or not added:
-                return total  # type: ignore[return-value]
-            return total + lifted(deviations[0], n) * beta
-
-        def bend(d: list[Tensor], e: list[Tensor]) -> Tensor:
-            assert product.bend is not None
-            return product.bend(*[part[1:] if added else part for part in (d, e)])
-
-        return Linear(pull, product.noise, push=push, bend=None if product.bend is None else bend)
-
-    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="product", local=local)
-    def propagate(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Moments:
+    @rule(op, exactness=EXACT_IF_UNCORRELATED, reference="product")
+    def propagate(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Propagated:
         mean = op(mean_of(x), mean_of(a), mean_of(b), beta=beta, alpha=alpha)
         variance = beta * beta * variance_of(x)
         if is_moments(a) or is_moments(b):
             variance = variance + alpha * alpha * _matrix_moments(mm, a, b)[1]
-        return Moments(mean, broadcast(variance, mean))
+        added, shape = is_moments(x), x.shape
+
+        def linearize() -> Linearization:
+            product = _back(a, b, alpha)
+
+            def pull(cotangent: Tensor) -> list[Tensor]:
+                first = [gathered(cotangent, shape) * beta] if added else []
+                return [*first, *product(cotangent)]
+
+            return mapped(pull, _noise(mm, a, b, alpha))
+
+        return Propagated(Moments(mean, broadcast(variance, mean)), linearize)
 
 
 _affine_product(aten.addmm.default, aten.mm.default)

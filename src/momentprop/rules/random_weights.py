@@ -26,7 +26,7 @@ from momentprop.gaussian.normal import safe_sqrt
 from momentprop.moments import Moments, is_moments, mean_of
 from momentprop.rules.convolution import Geometry, transposed_convolution
 from momentprop.rules.families import only_random
-from momentprop.rules.local import Linear
+from momentprop.rules.linearization import Linearization, Propagated, Spread, mapped
 from momentprop.rules.registry import EXACT_IF_UNCORRELATED, Role, rule
 
 aten = torch.ops.aten
@@ -76,49 +76,51 @@ def _register(op: Any, layer: _Layer) -> None:
     def variance_of_weights(square: Tensor, w_var: Any, weight: Tensor, b_var: Any, *sizes: Any) -> Tensor:
         return layer.map(square, torch.zeros_like(weight) if w_var is None else w_var, b_var, *sizes)
 
-    def local(out: Moments, x: Any, weight: Tensor, w_var: Any, bias: Any, b_var: Any, *sizes: Any) -> Linear:
-        def pull(cotangent: Tensor) -> list[Tensor]:
-            return [layer.pull(cotangent, mean_of(x), weight, *sizes)] if is_moments(x) else []
-
-        def push(deviations: Tensor) -> Tensor:
-            """The operator itself would draw weights."""
-            whole = deviations.expand(-1, *mean.shape)
-            return layer.map(whole.flatten(0, 1), weight, None, *sizes).unflatten(0, whole.shape[:2])
-
-        mean = mean_of(x)
-        if mean.dim() == 2:
-            second = mean * mean + x.variance if is_moments(x) else mean * mean
-            return Linear(pull, variance_of_weights(second, w_var, weight, b_var, *sizes), push=push)
-
-        def spread(cotangent: Tensor) -> Tensor:
-            sources = []
-            if w_var is not None:
-                met = layer.by_weight(cotangent, mean, weight, *sizes)
-                sources.append((met * safe_sqrt(w_var)).flatten(2))
-            if b_var is not None:
-                sources.append(layer.by_bias(cotangent) * safe_sqrt(b_var))
-            return torch.cat(sources, 2)
-
-        noise = variance_of_weights(x.variance, w_var, weight, None, *sizes) if is_moments(x) else None
-        return Linear(pull, noise, spread, push)
-
     @rule(
         op,
         exactness=EXACT_IF_UNCORRELATED,
         reference="Wan et al. 2013",
         role=Role.SOURCE,
         refuses=only_random("input"),
-        local=local,
     )
     def propagate(
         x: Any, weight: Tensor, w_var: Any = None, bias: Any = None, b_var: Any = None, *sizes: Any
-    ) -> Moments:
+    ) -> Propagated:
         mean = mean_of(x)
         variance = variance_of_weights(mean * mean, w_var, weight, b_var, *sizes)
         if is_moments(x):
             second = weight * weight if w_var is None else weight * weight + w_var
             variance = variance + layer.map(x.variance, second, None, *sizes)
-        return Moments(layer.map(mean, weight, bias, *sizes), variance)
+        out = Moments(layer.map(mean, weight, bias, *sizes), variance)
+
+        def pull(cotangent: Tensor) -> list[Tensor]:
+            return [layer.pull(cotangent, mean, weight, *sizes)] if is_moments(x) else []
+
+        def linearize() -> Linearization:
+            if mean.dim() == 2:
+                square = mean * mean + x.variance if is_moments(x) else mean * mean
+                return mapped(pull, variance_of_weights(square, w_var, weight, b_var, *sizes))
+            own = variance_of_weights(x.variance, w_var, weight, None, *sizes) if is_moments(x) else None
+            return mapped(pull, own, Spread(_met_weights(layer, mean, weight, w_var, b_var, *sizes)))
+
+        return Propagated(out, linearize)
+
+
+def _met_weights(
+    layer: _Layer, mean: Tensor, weight: Tensor, w_var: Any, b_var: Any, *sizes: Any
+) -> Callable[[Tensor], Tensor]:
+    """Products of a cotangent with the noise of every weight, which all positions of a sample share."""
+
+    def along(cotangent: Tensor) -> Tensor:
+        sources = []
+        if w_var is not None:
+            met = layer.by_weight(cotangent, mean, weight, *sizes)
+            sources.append((met * safe_sqrt(w_var)).flatten(2))
+        if b_var is not None:
+            sources.append(layer.by_bias(cotangent) * safe_sqrt(b_var))
+        return torch.cat(sources, 2)
+
+    return along
 
 
 def _by_weight(cotangent: Tensor, x: Tensor, weight: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from momentprop.errors import RuleError
 from momentprop.graph.private import OpOverload, OpOverloadPacket
 from momentprop.moments import Moments
-from momentprop.rules.local import Local
+from momentprop.rules.linearization import Propagated, moments_of, propagated
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Refusal = Callable[[Mapping[str, Any], frozenset[str]], str | None]
@@ -58,11 +58,6 @@ class Rule:
     role: Role = Role.MAP
     refuses: Refusal | None = None  # (arguments, names of random ones) -> reason, or None
     elementwise: bool = False  # one random input, and each output element depends on one of its elements
-    local: Callable[..., Local] | None = None  # (out, *arguments) -> gain or transposed map, and noise
-
-    @property
-    def has_local(self) -> bool:
-        return self.local is not None or self.elementwise or self.role is Role.SHAPE
 
     @property
     def __name__(self) -> str:
@@ -71,9 +66,14 @@ class Rule:
     def __str__(self) -> str:
         return str(self.op) if isinstance(self.op, OpOverload) else "composition"
 
+    def propagate(self, *args: Any, **kwargs: Any) -> Propagated:
+        """Moments of the output and how the operator linearises, for arguments of which some are random."""
+        return propagated(self.function(*args, **kwargs))
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The output, without how the operator linearises."""
         if self.role.creates_noise or _any_random(args) or _any_random(tuple(kwargs.values())):
-            return self.function(*args, **kwargs)
+            return moments_of(self.function(*args, **kwargs))
         return self.op(*args, **kwargs)
 
 
@@ -145,13 +145,12 @@ def rule(
     role: Role = Role.MAP,
     refuses: Refusal | None = None,
     elementwise: bool = False,
-    local: Callable[..., Local] | None = None,
     override: bool = False,
 ) -> Callable[[Function], Function]:
     """Register the decorated function as the rule of one or more operators.
 
     The function takes the arguments of the operator's ATen schema. Those that are random arrive as
-    `Moments`, the others as they are; it returns `Moments` (or a list of them).
+    `Moments`, the others as they are; it returns `Moments`, or a list of them.
 
     >>> import torch, momentprop as mp
     >>> @mp.rule(torch.ops.aten.exp.default, elementwise=True, override=True)
@@ -164,8 +163,8 @@ def rule(
 
     The accurate tier also needs to know how the operator acts on deviations. `elementwise=True` says that
     it has one random input and that each output element depends on one element of it; the gain is then
-    found by differentiation. Anything else gives `local`, a function (out, *arguments) -> `Elementwise` or
-    `Linear` of momentprop.rules.local.
+    found by differentiation. Any other rule returns `Propagated`: the moments, and a function that gives the
+    operator's `Linearization` (momentprop.rules.linearization).
     """
     if variant is not None and not isinstance(variant, Variant):
         raise RuleError(f"variant must be one of {', '.join(map(str, Variant))}, not {variant!r}")
@@ -184,7 +183,6 @@ def rule(
                     role,
                     refuses,
                     elementwise,
-                    local,
                 ),
                 override,
             )

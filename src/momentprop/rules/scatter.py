@@ -5,14 +5,15 @@ Linear: means are moved as they are, variances moved or added up. Indices are co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
-from momentprop.rules.families import gathered, only_random
-from momentprop.rules.local import Linear
+from momentprop.rules.families import only_random
+from momentprop.rules.linearization import Propagated, gathered, mapped
 from momentprop.rules.registry import EXACT, EXACT_IF_UNCORRELATED, MOVES_VALUES, rule
 
 aten = torch.ops.aten
@@ -23,32 +24,32 @@ def _per_row(function: Any, cotangent: Tensor) -> Tensor:
     return torch.stack([function(row) for row in cotangent.unbind(0)])
 
 
-def _pulled(x: Any, source: Any, back_to_x: Any, back_to_source: Any) -> Linear:
+Back = Callable[[Tensor], Tensor]
+
+
+def _answer(out: Moments, x: Any, source: Any, back_to_x: Back, back_to_source: Back | None) -> Propagated:
+    """Of operators whose cotangents go back to x and to the source, each if it is random."""
+
     def pull(cotangent: Tensor) -> list[Tensor]:
         found = [_per_row(back_to_x, cotangent)] if is_moments(x) else []
         if is_moments(source):
             found.append(gathered(_per_row(back_to_source, cotangent), source.shape))
         return found
 
-    return Linear(pull)
+    return Propagated(out, lambda: mapped(pull))
 
 
-def _moved(op: Any, x: Any, source: Any, *between: Any, **kwargs: Any) -> Moments:
-    mean = op(mean_of(x), *between, mean_of(source), **kwargs)
-    return Moments(mean, op(variance_of(x), *between, variance_of(source), **kwargs))
+def _moved(op: Any, x: Any, source: Any, *between: Any) -> Moments:
+    mean = op(mean_of(x), *between, mean_of(source))
+    return Moments(mean, op(variance_of(x), *between, variance_of(source)))
 
 
-@rule(
-    aten.scatter.src,
-    exactness=EXACT,
-    reference=MOVES_VALUES,
-    refuses=only_random("self", "src"),
-    local=lambda out, x, dim, index, src: _pulled(
-        x, src, lambda c: c.scatter(dim, index, 0.0), lambda c: _cut(c.gather(dim, index), src)
-    ),
-)
-def scatter(x: Any, dim: int, index: Tensor, src: Any) -> Moments:
-    return _moved(aten.scatter.src, x, _first(src, index), dim, index)
+@rule(aten.scatter.src, exactness=EXACT, reference=MOVES_VALUES, refuses=only_random("self", "src"))
+def scatter(x: Any, dim: int, index: Tensor, src: Any) -> Propagated:
+    out = _moved(aten.scatter.src, x, _first(src, index), dim, index)
+    return _answer(
+        out, x, src, lambda c: c.scatter(dim, index, 0.0), lambda c: _cut(c.gather(dim, index), src)
+    )
 
 
 def _first(source: Any, index: Tensor) -> Any:
@@ -67,15 +68,10 @@ def _cut(values: Tensor, source: Any) -> Tensor:
     return torch.nn.functional.pad(values, pads) if any(pads) else values
 
 
-@rule(
-    aten.scatter.value,
-    exactness=EXACT,
-    reference=MOVES_VALUES,
-    refuses=only_random("self"),
-    local=lambda out, x, dim, index, value: _pulled(x, None, lambda c: c.scatter(dim, index, 0.0), None),
-)
-def scatter_value(x: Moments, dim: int, index: Tensor, value: float) -> Moments:
-    return Moments(x.mean.scatter(dim, index, value), x.variance.scatter(dim, index, 0.0))
+@rule(aten.scatter.value, exactness=EXACT, reference=MOVES_VALUES, refuses=only_random("self"))
+def scatter_value(x: Moments, dim: int, index: Tensor, value: float) -> Propagated:
+    out = Moments(x.mean.scatter(dim, index, value), x.variance.scatter(dim, index, 0.0))
+    return _answer(out, x, None, lambda c: c.scatter(dim, index, 0.0), None)
 
 
 @rule(
@@ -83,12 +79,10 @@ def scatter_value(x: Moments, dim: int, index: Tensor, value: float) -> Moments:
     exactness=EXACT_IF_UNCORRELATED,
     reference="linear",
     refuses=only_random("self", "src"),
-    local=lambda out, x, dim, index, src: _pulled(
-        x, src, lambda c: c, lambda c: _cut(c.gather(dim, index), src)
-    ),
 )
-def scatter_add(x: Any, dim: int, index: Tensor, src: Any) -> Moments:
-    return _moved(aten.scatter_add.default, x, _first(src, index), dim, index)
+def scatter_add(x: Any, dim: int, index: Tensor, src: Any) -> Propagated:
+    out = _moved(aten.scatter_add.default, x, _first(src, index), dim, index)
+    return _answer(out, x, src, lambda c: c, lambda c: _cut(c.gather(dim, index), src))
 
 
 @rule(
@@ -96,14 +90,12 @@ def scatter_add(x: Any, dim: int, index: Tensor, src: Any) -> Moments:
     exactness=EXACT_IF_UNCORRELATED,
     reference="linear",
     refuses=only_random("self", "source"),
-    local=lambda out, x, dim, index, source, *, alpha=1: _pulled(
-        x, source, lambda c: c, lambda c: c.index_select(dim, index) * alpha
-    ),
 )
-def index_add(x: Any, dim: int, index: Tensor, source: Any, *, alpha: float = 1) -> Moments:
+def index_add(x: Any, dim: int, index: Tensor, source: Any, *, alpha: float = 1) -> Propagated:
     mean = aten.index_add.default(mean_of(x), dim, index, mean_of(source), alpha=alpha)
     variance = aten.index_add.default(variance_of(x), dim, index, variance_of(source), alpha=alpha * alpha)
-    return Moments(mean, variance)
+    back = lambda c: c.index_select(dim, index) * alpha  # noqa: E731
+    return _answer(Moments(mean, variance), x, source, lambda c: c, back)
 
 
 @rule(
@@ -111,19 +103,12 @@ def index_add(x: Any, dim: int, index: Tensor, source: Any, *, alpha: float = 1)
     exactness=EXACT,
     reference=MOVES_VALUES,
     refuses=only_random("self", "source"),
-    local=lambda out, x, dim, index, source: _pulled(
-        x, source, lambda c: c.index_fill(dim, index, 0.0), lambda c: c.index_select(dim, index)
-    ),
 )
-def index_copy(x: Any, dim: int, index: Tensor, source: Any) -> Moments:
-    return _moved(aten.index_copy.default, x, source, dim, index)
-
-
-def _put_local(out: Moments, x: Any, indices: list[Any], values: Any, accumulate: bool = False) -> Linear:
-    def back_to_x(c: Tensor) -> Tensor:
-        return c if accumulate else aten.index_put.default(c, indices, c.new_zeros(()))
-
-    return _pulled(x, values, back_to_x, lambda c: aten.index.Tensor(c, indices))
+def index_copy(x: Any, dim: int, index: Tensor, source: Any) -> Propagated:
+    out = _moved(aten.index_copy.default, x, source, dim, index)
+    return _answer(
+        out, x, source, lambda c: c.index_fill(dim, index, 0.0), lambda c: c.index_select(dim, index)
+    )
 
 
 @rule(
@@ -131,33 +116,36 @@ def _put_local(out: Moments, x: Any, indices: list[Any], values: Any, accumulate
     exactness=EXACT,
     reference=MOVES_VALUES,
     refuses=only_random("self", "values"),
-    local=_put_local,
 )
-def index_put(x: Any, indices: list[Any], values: Any, accumulate: bool = False) -> Moments:
+def index_put(x: Any, indices: list[Any], values: Any, accumulate: bool = False) -> Propagated:
     mean = aten.index_put.default(mean_of(x), indices, mean_of(values), accumulate)
-    return Moments(mean, aten.index_put.default(variance_of(x), indices, variance_of(values), accumulate))
+    out = Moments(mean, aten.index_put.default(variance_of(x), indices, variance_of(values), accumulate))
+
+    def back_to_x(c: Tensor) -> Tensor:
+        return c if accumulate else aten.index_put.default(c, indices, c.new_zeros(()))
+
+    return _answer(out, x, values, back_to_x, lambda c: aten.index.Tensor(c, indices))
 
 
 def _unpool(op: Any, n: int) -> None:
     """The indices are those of the means: where another element wins, the value goes to the wrong place."""
-
-    def local(out: Moments, x: Moments, indices: Tensor, *sizes: Any) -> Linear:
-        def pull(cotangent: Tensor) -> list[Tensor]:
-            flat, index = cotangent.flatten(-n), indices.flatten(-n)
-            back = flat.gather(-1, index.expand(flat.shape[0], *index.shape))
-            return [back.reshape(flat.shape[0], *x.shape)]
-
-        return Linear(pull)
 
     @rule(
         op,
         exactness="exact for constant indices; else approximate: those of the means",
         reference=MOVES_VALUES,
         refuses=only_random("self"),
-        local=local,
     )
-    def propagate(x: Moments, indices: Tensor, *sizes: Any) -> Moments:
-        return Moments(op(x.mean, indices, *sizes), op(x.variance, indices, *sizes))
+    def propagate(x: Moments, indices: Tensor, *sizes: Any) -> Propagated:
+        shape = x.shape
+
+        def pull(cotangent: Tensor) -> list[Tensor]:
+            flat, index = cotangent.flatten(-n), indices.flatten(-n)
+            back = flat.gather(-1, index.expand(flat.shape[0], *index.shape))
+            return [back.reshape(flat.shape[0], *shape)]
+
+        out = Moments(op(x.mean, indices, *sizes), op(x.variance, indices, *sizes))
+        return Propagated(out, lambda: mapped(pull))
 
 
 _unpool(aten.max_unpool2d.default, 2)

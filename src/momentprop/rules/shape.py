@@ -11,14 +11,13 @@ from torch import Tensor
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
 from momentprop.rules.families import (
     by_position,
-    gathered,
+    in_same_order,
     only_random,
     rearrangement,
     reshape,
-    same_order,
     shape_query,
 )
-from momentprop.rules.local import Linear, Local
+from momentprop.rules.linearization import Propagated, Pull, gathered, mapped
 from momentprop.rules.moves import (
     cast,
     cut,
@@ -33,7 +32,6 @@ from momentprop.rules.moves import (
     unbound,
 )
 from momentprop.rules.registry import EXACT, MOVES_VALUES, Role, rule
-from momentprop.rules.shared import direction_of, share
 
 aten = torch.ops.aten
 
@@ -55,8 +53,8 @@ reshape(
 )
 
 # the same elements in another order
-rearrangement(aten.permute.default, local=permuted)
-rearrangement(aten.transpose.int, aten.t.default, local=swapped)
+rearrangement(aten.permute.default, pull=permuted)
+rearrangement(aten.transpose.int, aten.t.default, pull=swapped)
 rearrangement(
     aten.channel_shuffle.default,
     aten.flip.default,
@@ -68,7 +66,7 @@ rearrangement(
 )
 
 # the same elements, some several times
-rearrangement(aten.broadcast_to.default, aten.expand.default, aten.expand_as.default, local=expanded)
+rearrangement(aten.broadcast_to.default, aten.expand.default, aten.expand_as.default, pull=expanded)
 rearrangement(
     aten.im2col.default,
     aten.reflection_pad1d.default,
@@ -90,17 +88,17 @@ rearrangement(
 )
 
 # some of the elements, or zero in their place
-rearrangement(aten.slice.Tensor, local=sliced)
-rearrangement(aten.narrow.default, local=narrowed)
-rearrangement(aten.select.int, local=selected)
+rearrangement(aten.slice.Tensor, pull=sliced)
+rearrangement(aten.narrow.default, pull=narrowed)
+rearrangement(aten.select.int, pull=selected)
 rearrangement(
     aten.chunk.default,
     aten.split.Tensor,
     aten.split.sizes,
     aten.split_with_sizes.default,
-    local=cut,
+    pull=cut,
 )
-rearrangement(aten.unbind.int, local=unbound)
+rearrangement(aten.unbind.int, pull=unbound)
 rearrangement(
     aten.diag_embed.default,
     aten.diagonal.default,
@@ -113,8 +111,8 @@ rearrangement(
 )
 
 # several tensors joined, or one written into another
-rearrangement(aten.cat.default, local=joined)
-rearrangement(aten.stack.default, local=stacked)
+rearrangement(aten.cat.default, pull=joined)
+rearrangement(aten.stack.default, pull=stacked)
 rearrangement(
     aten.diagonal_scatter.default,
     aten.select_scatter.default,
@@ -140,7 +138,7 @@ rearrangement(
     aten.to.other,
     aten.type_as.default,
     refuses=_refuses_rounding,
-    local=cast,
+    pull=cast,
 )
 
 # the result depends on shape, dtype and device alone
@@ -159,48 +157,36 @@ shape_query(
 
 
 # Rules may leave other strides than the traced operators did, so a view is a reshape here.
-@rule(aten.view.default, aten._unsafe_view.default, exactness=EXACT, reference=MOVES_VALUES, local=same_order)
-def view(x: Moments, size: list[int]) -> Moments:
-    return share(Moments(x.mean.reshape(size), x.variance.reshape(size)), direction_of(x))
+@rule(aten.view.default, aten._unsafe_view.default, exactness=EXACT, reference=MOVES_VALUES)
+def view(x: Moments, size: list[int]) -> Propagated:
+    return in_same_order(Moments(x.mean.reshape(size), x.variance.reshape(size)), x)
 
 
-@rule(aten.view_as.default, exactness=EXACT, reference=MOVES_VALUES, local=same_order)
-def view_as(x: Any, other: Any) -> Moments:
+@rule(aten.view_as.default, exactness=EXACT, reference=MOVES_VALUES)
+def view_as(x: Any, other: Any) -> Propagated:
     size = mean_of(other).shape
-    return Moments(mean_of(x).reshape(size), variance_of(x).reshape(size))
+    return in_same_order(Moments(mean_of(x).reshape(size), variance_of(x).reshape(size)), x)
 
 
-def _cropped(
-    out: Moments, x: Moments, padding: list[int], mode: str = "constant", value: float | None = None
-) -> Local:
-    if mode != "constant":
-        return by_position(aten.pad.default, 1)(out, x, padding, mode)
-    return Linear(lambda cotangent: [aten.constant_pad_nd.default(cotangent, [-p for p in padding])])
+def _cropped(padding: list[int]) -> Pull:
+    return lambda cotangent: [aten.constant_pad_nd.default(cotangent, [-p for p in padding])]
 
 
-@rule(aten.pad.default, exactness=EXACT, reference=MOVES_VALUES, local=_cropped)
-def pad(x: Moments, padding: list[int], mode: str = "constant", value: float | None = None) -> Moments:
+@rule(aten.pad.default, exactness=EXACT, reference=MOVES_VALUES)
+def pad(x: Moments, padding: list[int], mode: str = "constant", value: float | None = None) -> Propagated:
     """Constant padding puts its value into the mean and zero into the variance."""
     variance = aten.pad.default(x.variance, padding, mode)
-    return Moments(aten.pad.default(x.mean, padding, mode, value), variance)
+    out = Moments(aten.pad.default(x.mean, padding, mode, value), variance)
+    if mode == "constant":
+        return Propagated(out, lambda: mapped(_cropped(padding)))
+    return Propagated(out, lambda: mapped(by_position(aten.pad.default, 1)(out, x, padding, mode)))
 
 
-@rule(
-    aten.constant_pad_nd.default,
-    exactness=EXACT,
-    reference=MOVES_VALUES,
-    local=lambda out, x, padding, value=0: _cropped(out, x, padding),
-)
-def constant_pad_nd(x: Moments, padding: list[int], value: float = 0) -> Moments:
-    return Moments(
-        aten.constant_pad_nd.default(x.mean, padding, value),
-        aten.constant_pad_nd.default(x.variance, padding),
-    )
-
-
-def _unmasked(out: Moments, x: Moments, mask: Tensor, value: Any) -> Linear:
-    shape = x.shape
-    return Linear(lambda cotangent: [gathered(cotangent.masked_fill(mask, 0.0), shape)])
+@rule(aten.constant_pad_nd.default, exactness=EXACT, reference=MOVES_VALUES)
+def constant_pad_nd(x: Moments, padding: list[int], value: float = 0) -> Propagated:
+    mean = aten.constant_pad_nd.default(x.mean, padding, value)
+    out = Moments(mean, aten.constant_pad_nd.default(x.variance, padding))
+    return Propagated(out, lambda: mapped(_cropped(padding)))
 
 
 @rule(
@@ -209,20 +195,11 @@ def _unmasked(out: Moments, x: Moments, mask: Tensor, value: Any) -> Linear:
     exactness=EXACT,
     reference=MOVES_VALUES,
     refuses=only_random("self"),
-    local=_unmasked,
 )
-def masked_fill(x: Moments, mask: Tensor, value: Any) -> Moments:
-    return Moments(x.mean.masked_fill(mask, value), x.variance.masked_fill(mask, 0.0))
-
-
-def _chosen(out: Moments, condition: Tensor, x: Any, y: Any) -> Linear:
-    shapes = [v.shape if is_moments(v) else None for v in (x, y)]
-
-    def pull(cotangent: Tensor) -> list[Tensor]:
-        kept = [torch.where(condition, cotangent, 0.0), torch.where(condition, 0.0, cotangent)]
-        return [gathered(c, shape) for shape, c in zip(shapes, kept, strict=True) if shape is not None]
-
-    return Linear(pull)
+def masked_fill(x: Moments, mask: Tensor, value: Any) -> Propagated:
+    shape = x.shape
+    out = Moments(x.mean.masked_fill(mask, value), x.variance.masked_fill(mask, 0.0))
+    return Propagated(out, lambda: mapped(lambda c: [gathered(c.masked_fill(mask, 0.0), shape)]))
 
 
 @rule(
@@ -232,33 +209,36 @@ def _chosen(out: Moments, condition: Tensor, x: Any, y: Any) -> Linear:
     exactness=EXACT,
     reference=MOVES_VALUES,
     refuses=only_random("self", "other"),
-    local=_chosen,
 )
-def where(condition: Tensor, x: Any, y: Any) -> Moments:
+def where(condition: Tensor, x: Any, y: Any) -> Propagated:
     """One or the other, by a deterministic condition."""
     mean = torch.where(condition, mean_of(x), mean_of(y))
-    return Moments(mean, torch.where(condition, variance_of(x), variance_of(y)).to(mean.dtype))
+    out = Moments(mean, torch.where(condition, variance_of(x), variance_of(y)).to(mean.dtype))
+    shapes = [v.shape if is_moments(v) else None for v in (x, y)]
+
+    def pull(cotangent: Tensor) -> list[Tensor]:
+        kept = [torch.where(condition, cotangent, 0.0), torch.where(condition, 0.0, cotangent)]
+        return [gathered(c, shape) for shape, c in zip(shapes, kept, strict=True) if shape is not None]
+
+    return Propagated(out, lambda: mapped(pull))
 
 
-def _from_source(out: Moments, x: Any, source: Any, non_blocking: bool = False) -> Linear:
-    def pull(cotangent: Tensor) -> list[Tensor | None]:
-        overwritten: list[Tensor | None] = [None] if is_moments(x) else []
-        if not is_moments(source):
-            return overwritten
-        return [*overwritten, gathered(cotangent, source.shape).to(source.mean)]
-
-    return Linear(pull)
-
-
-@rule(aten.copy.default, exactness=EXACT, reference=MOVES_VALUES, local=_from_source)
-def copy(x: Any, source: Any, non_blocking: bool = False) -> Any:
+@rule(aten.copy.default, exactness=EXACT, reference=MOVES_VALUES)
+def copy(x: Any, source: Any, non_blocking: bool = False) -> Propagated:
     """The source in the shape and type of x, whose values are overwritten."""
     target = mean_of(x)
 
     def like_target(values: Tensor) -> Tensor:  # aten.copy itself has no derivative
         return values.to(target).expand_as(target)
 
-    return Moments(like_target(mean_of(source)), like_target(variance_of(source)))
+    def pull(cotangent: Tensor) -> list[Tensor | None]:
+        overwritten: list[Tensor | None] = [None] if is_moments(x) else []
+        if not is_moments(source):
+            return overwritten
+        return [*overwritten, gathered(cotangent, source.shape).to(source.mean)]
+
+    out = Moments(like_target(mean_of(source)), like_target(variance_of(source)))
+    return Propagated(out, lambda: mapped(pull))
 
 
 @rule(

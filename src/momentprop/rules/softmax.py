@@ -42,7 +42,7 @@ from torch import Tensor
 
 from momentprop.gaussian.normal import log_normal_cdf, safe_sqrt
 from momentprop.moments import Logits, Moments
-from momentprop.rules.local import Linear
+from momentprop.rules.linearization import Linearization, Propagated, mapped
 from momentprop.rules.registry import Variant, rule
 
 aten = torch.ops.aten
@@ -140,40 +140,20 @@ def _log_spread(log_p: Tensor, variance: Tensor) -> Tensor:
     return torch.expm1(log_p).square() * variance + others
 
 
-def _softmax_local(out: Moments, x: Moments, dim: int, dtype: torch.dtype | None = None) -> Linear:
+def _softmax_to_first_order(p: Tensor, variance: Tensor, dim: int, kind: torch.dtype) -> Linearization:
     """Jacobian p_k (d_kj - p_j), at the mean probabilities, its rows made smaller as the variance is bounded.
 
     V_k = s b / (s + b) is s times 1 - V_k / b, so a row shrinks by the root of that.
     """
-    p, dim, kind = out.mean, dim % out.mean.dim(), x.dtype
+    dim = dim % p.dim()
     bound = (p * (1 - p)).clamp_min(torch.finfo(p.dtype).tiny)
-    weight = p * safe_sqrt((1 - out.variance / bound).clamp_min(0))
+    weight = p * safe_sqrt((1 - variance / bound).clamp_min(0))
 
     def pull(cotangent: Tensor) -> list[Tensor]:
         weighted = cotangent * weight
         return [(weighted - p * weighted.sum(dim + 1, keepdim=True)).to(kind)]
 
-    def push(deviations: Tensor) -> Tensor:
-        return weight * (deviations - (p * deviations).sum(dim + 1, keepdim=True))
-
-    def bend(d: list[Tensor], e: list[Tensor]) -> Tensor:
-        first, second = (v[0] - (p * v[0]).sum(dim + 1, keepdim=True) for v in (d, e))
-        product = first * second
-        return weight * (product - (p * product).sum(dim + 1, keepdim=True))
-
-    return Linear(pull, push=push, bend=bend)
-
-
-def _log_softmax_local(out: Moments, x: Moments, dim: int, dtype: torch.dtype | None = None) -> Linear:
-    """Jacobian d_kj - p_j, at the probabilities that the mean logits give."""
-    mean, variance = _prepare(x, dim, dtype)
-    p = _log_mean_probabilities(mean, variance).exp().movedim(-1, dim)
-    dim = dim % p.dim()
-
-    def pull(cotangent: Tensor) -> list[Tensor]:
-        return [(cotangent - p * cotangent.sum(dim + 1, keepdim=True)).to(x.dtype)]
-
-    return Linear(pull, push=lambda deviations: deviations - (p * deviations).sum(dim + 1, keepdim=True))
+    return mapped(pull)
 
 
 def _softmax_rule(variant: Variant | None, log_mean: Any) -> None:
@@ -184,9 +164,8 @@ def _softmax_rule(variant: Variant | None, log_mean: Any) -> None:
         variant=variant,
         exactness=f"approximate: {approximation}, independent logits; variance to first order, bounded",
         reference="paper, softmax; Daunizeau 2017",
-        local=_softmax_local,
     )
-    def softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Moments:
+    def softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Propagated:
         mean, variance = _prepare(x, dim, dtype)
         log_p = log_mean(mean, variance)
         tiny = torch.finfo(log_p.dtype).tiny
@@ -194,7 +173,8 @@ def _softmax_rule(variant: Variant | None, log_mean: Any) -> None:
         bound = p * (1 - p)
         first_order = p * p * _log_spread(log_p, variance)
         limited = first_order * (bound / (first_order + bound).clamp_min(tiny))
-        return Moments(p.movedim(-1, dim), limited.movedim(-1, dim), logits=Logits(x, dim))
+        out, kind = Moments(p.movedim(-1, dim), limited.movedim(-1, dim), logits=Logits(x, dim)), x.dtype
+        return Propagated(out, lambda: _softmax_to_first_order(out.mean, out.variance, dim, kind))
 
 
 _softmax_rule(Variant.PAPER, _paper_log_probabilities)
@@ -205,27 +185,21 @@ _softmax_rule(None, _log_mean_probabilities)
     aten.log_softmax.int,
     exactness="approximate: second order, independent logits; variance to first order",
     reference="delta method",
-    local=_log_softmax_local,
 )
-def log_softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Moments:
+def log_softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Propagated:
+    """Jacobian d_kj - p_j, at the probabilities that the mean logits give."""
     mean, variance = _prepare(x, dim, dtype)
     log_p = _log_mean_probabilities(mean, variance)
     curvature = -log_p.exp() * torch.expm1(log_p) * variance / (1 + variance * (math.pi / 32)).sqrt()
     log_mean = F.log_softmax(mean, -1) - 0.5 * curvature.sum(-1, keepdim=True)
     spread = _log_spread(log_p, variance).movedim(-1, dim)
-    return Moments(log_mean.movedim(-1, dim), spread, logits=Logits(x, dim))
+    axis, kind = dim % mean.dim() + 1, x.dtype
 
+    def linearize() -> Linearization:
+        p = log_p.exp().movedim(-1, dim)
+        return mapped(lambda c: [(c - p * c.sum(axis, keepdim=True)).to(kind)])
 
-def _logsumexp_local(out: Moments, x: Moments, dim: list[int], keepdim: bool = False) -> Linear:
-    (d,) = dim
-    axis = d % x.mean.dim()
-    mean, variance = _prepare(x, d, None)
-    p = _log_mean_probabilities(mean, variance).exp().movedim(-1, axis)
-
-    def pull(cotangent: Tensor) -> list[Tensor]:
-        return [(cotangent if keepdim else cotangent.unsqueeze(axis + 1)) * p]
-
-    return Linear(pull, push=lambda deviations: (p * deviations).sum(axis + 1, keepdim=keepdim))
+    return Propagated(Moments(log_mean.movedim(-1, dim), spread, logits=Logits(x, dim)), linearize)
 
 
 def _one_dimension(arguments: Mapping[str, Any], _: frozenset[str]) -> str | None:
@@ -237,9 +211,8 @@ def _one_dimension(arguments: Mapping[str, Any], _: frozenset[str]) -> str | Non
     exactness="approximate: second order, independent logits; variance to first order",
     reference="delta method",
     refuses=_one_dimension,
-    local=_logsumexp_local,
 )
-def logsumexp(x: Moments, dim: list[int], keepdim: bool = False) -> Moments:
+def logsumexp(x: Moments, dim: list[int], keepdim: bool = False) -> Propagated:
     """z_k - log p_k, for any k."""
     (d,) = dim
     mean, variance = _prepare(x, d, None)
@@ -247,4 +220,12 @@ def logsumexp(x: Moments, dim: list[int], keepdim: bool = False) -> Moments:
     p = log_p.exp()
     bend = (-p * torch.expm1(log_p) * variance / (1 + variance * (math.pi / 32)).sqrt()).sum(-1)
     out = Moments(torch.logsumexp(mean, -1) + 0.5 * bend, (p * p * variance).sum(-1))
-    return Moments(out.mean.unsqueeze(d), out.variance.unsqueeze(d)) if keepdim else out
+    if keepdim:
+        out = Moments(out.mean.unsqueeze(d), out.variance.unsqueeze(d))
+    axis = d % mean.dim()
+
+    def linearize() -> Linearization:
+        weights = p.movedim(-1, axis)
+        return mapped(lambda c: [(c if keepdim else c.unsqueeze(axis + 1)) * weights])
+
+    return Propagated(out, linearize)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from momentprop.gaussian.positive import sqrt_response
 from momentprop.moments import Moments
-from momentprop.rules.local import Linear
+from momentprop.rules.linearization import Propagated, mapped
 from momentprop.rules.reduction import dimensions
 from momentprop.rules.registry import rule
 
@@ -40,39 +40,26 @@ def _variance(
 
 
 def _rule(op: Any, root: bool) -> None:
-    def local(
-        out: Any, x: Moments, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
-    ) -> Linear:
-        slope, noise = out._slope, out._noise
-        dims = dimensions(dim, x.mean.dim())
-
-        def pull(cotangent: Tensor) -> list[Tensor]:
-            if not keepdim:
-                for d in dims:
-                    cotangent = cotangent.unsqueeze(d + 1)
-            return [cotangent * slope]
-
-        def push(deviations: Tensor) -> Tensor:
-            return (deviations * slope).sum([d + 1 for d in dims], keepdim=keepdim)
-
-        return Linear(pull, noise, push=push)
-
-    @rule(op, exactness="approximate: to order 1/n, if Gaussian", reference="second order", local=local)
+    @rule(op, exactness="approximate: to order 1/n, if Gaussian", reference="second order")
     def propagate(
         x: Moments, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
-    ) -> Moments:
+    ) -> Propagated:
         mean, explained, noise, slope = _variance(x, dim, 1 if correction is None else correction, keepdim)
         variance = explained + noise
+        dims = [] if keepdim else dimensions(dim, x.mean.dim())
         if root:
             mean, variance, gain = sqrt_response(mean, variance)
             wide = gain
-            if not keepdim:
-                for d in dimensions(dim, x.mean.dim()):
-                    wide = wide.unsqueeze(d)
+            for d in dims:
+                wide = wide.unsqueeze(d)
             slope, noise = slope * wide, (variance - gain * gain * explained).clamp_min(0)
-        out = Moments(mean, variance)
-        out._slope, out._noise = slope, noise  # type: ignore[attr-defined]
-        return out
+
+        def pull(cotangent: Tensor) -> list[Tensor]:
+            for d in dims:
+                cotangent = cotangent.unsqueeze(d + 1)
+            return [cotangent * slope]
+
+        return Propagated(Moments(mean, variance), lambda: mapped(pull, noise))
 
 
 _rule(aten.var.correction, root=False)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from momentprop.moments import Moments
 from momentprop.rules.convolution import Geometry
+from momentprop.rules.facts import neighbours_of
 from momentprop.rules.families import per_dimension
-from momentprop.rules.neighbours import neighbours_of
 
 aten = torch.ops.aten
 Sizes = int | list[int]

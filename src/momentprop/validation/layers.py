@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from momentprop.capture.trace import Trace, place_of
-from momentprop.convert import BayesianNetwork
-from momentprop.engine.adjoint import TwoSweeps
 from momentprop.engine.per_sample import PerSample
+from momentprop.engine.program import Program
 from momentprop.moments import Moments, is_moments
+from momentprop.network import BayesianNetwork, inside
 from momentprop.sample import Collector, SampledMoments
 from momentprop.sampling.sampler import Sampler
 from momentprop.validation.inputs import Inputs
@@ -66,12 +66,12 @@ def sampled_nodes(
     progress: Callable[[int], None] = lambda done: None,
 ) -> dict[str, SampledMoments]:
     """MC dropout's moments at the chosen elements [n, elements] of every random node of the tier's graph."""
-    traced = network._graph
+    traced = inside(network).graph
     sampler, names = _observing(traced)
     leaves = traced.signature.flatten(inputs.tensors, {})
     collectors = [Collector(n_samples, keep=False) for _ in names]
     with torch.no_grad():
-        run = sampler.start(network._state(), leaves)
+        run = sampler.start(inside(network).state, leaves)
         values = [n.meta["val"] for n in sampler.sampled if isinstance(n.meta.get("val"), Tensor)]
         size = sum(math.prod(run._shape(v)) for v in values if run._is_known(v))
         limit = 1 if sampler.has_other_noise else max(1, _AT_ONCE // max(1, size))
@@ -94,22 +94,15 @@ def propagated_nodes(network: BayesianNetwork, inputs: Inputs) -> dict[str, Mome
         if is_moments(value):
             found[name] = Moments(_chosen(value.mean, 0).double(), _chosen(value.variance, 0).double())
 
-    program = network._program
-    leaves = network._trace.signature.flatten(inputs.tensors, {})
+    parts = inside(network)
+    leaves = parts.trace.signature.flatten(inputs.tensors, {})
+    program = parts.built.program
+    assert isinstance(program, Program)  # as the caller has seen to
     with torch.no_grad():
-        if isinstance(program, TwoSweeps):
-            program.observe = observe
-            try:
-                outputs = program(*network._state(), *leaves)
-            finally:
-                program.observe = None
-            for node, value in zip(_returned(network._graph.graph), outputs, strict=True):
-                if isinstance(node, fx.Node):
-                    observe(node.name, value)
-        else:
-            assert isinstance(program, fx.GraphModule)
-            names = [node.name for node in network._graph.graph.nodes]
-            _Observing(program, names, observe).run(*network._state(), *leaves)
+        outputs = program.run([*parts.state, *leaves], observe)
+    for node, value in zip(_returned(parts.graph.graph), outputs, strict=True):
+        if isinstance(node, fx.Node):
+            observe(node.name, value)
     return found
 
 
@@ -119,7 +112,7 @@ def layer_rows(
     """Every node that both know, in the order of the graph."""
     rows: list[LayerRow] = []
     errors: dict[str, float] = {}
-    for node in network._graph.graph.nodes:
+    for node in inside(network).graph.graph.nodes:
         before = max((errors.get(n.name, 0.0) for n in node.all_input_nodes), default=0.0)
         errors[node.name] = before
         if node.name not in sampled or node.name not in ours:
@@ -147,10 +140,10 @@ def compare_layers(
     missing: dict[str, str] = {}
     total = len(networks) * n_samples
     for number, (tier, network) in enumerate(networks.items()):
-        if not isinstance(network, BayesianNetwork) or isinstance(network._program, PerSample):
+        if not isinstance(network, BayesianNetwork) or isinstance(inside(network).built.program, PerSample):
             missing[tier] = "samples of the batch share noise, and each is computed by itself"
             continue
-        graph = tuple((n.name, str(n.target), str(n.args)) for n in network._graph.graph.nodes)
+        graph = tuple((n.name, str(n.target), str(n.args)) for n in inside(network).graph.graph.nodes)
         try:
             if graph not in known:
                 known[graph] = sampled_nodes(
@@ -213,17 +206,3 @@ def _chosen(value: Tensor, lead: int) -> Tensor:
 
 def _returned(graph: fx.Graph) -> Any:
     return next(reversed(graph.nodes)).args[0]
-
-
-class _Observing(fx.Interpreter):
-    """Runs a program and shows every value, under the names of the graph it was made of."""
-
-    def __init__(self, program: fx.GraphModule, names: list[str], observe: Any) -> None:
-        super().__init__(program)
-        self._names = dict(zip(program.graph.nodes, names, strict=True))
-        self._observe = observe
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        self._observe(self._names[n], value)
-        return value

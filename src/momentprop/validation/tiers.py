@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from momentprop.capture.trace import Trace, trace
-from momentprop.convert import BayesianNetwork
-from momentprop.engine.adjoint import TwoSweeps
-from momentprop.engine.selection import Selection
 from momentprop.errors import CovarianceError, MissingRuleError
+from momentprop.network import BayesianNetwork, inside
 from momentprop.passes.stand_ins.unsupported import UNSUPPORTED
+from momentprop.tiers import Request, named
 from momentprop.validation.inputs import Inputs
 from momentprop.validation.outputs import LOGITS, Layout, one_output
 
@@ -43,13 +42,12 @@ def convert_tiers(model: nn.Module, inputs: Inputs, wanted: Sequence[str] | None
     first: Exception | None = None
     for tier in wanted or TIERS:
         try:
-            network = BayesianNetwork(model, traced, tier, Selection.parse(None), certain, unsupported)
+            network = BayesianNetwork(model, traced, Request(named(tier), unsupported=unsupported), certain)
         except (CovarianceError, MissingRuleError) as error:
             made.missing[tier] = str(error)
             first = first or error
             continue
-        program = network._program
-        count = program.n_outputs if isinstance(program, TwoSweeps) else 0
+        count = inside(network).built.program.n_outputs
         if count > _MOST_OUTPUTS and wanted is None:
             made.missing[tier] = (
                 f"{count} outputs per input, and its cost grows with them; ask for it with tiers="

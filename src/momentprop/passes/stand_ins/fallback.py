@@ -11,8 +11,8 @@ from torch import Tensor
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
 from momentprop.passes.stand_ins.probes import Columns
 from momentprop.passes.stand_ins.site import Program, Site
-from momentprop.rules.families import gathered
-from momentprop.rules.local import Elementwise, Linear, Local
+from momentprop.rules.facts import Unexplained, knowing
+from momentprop.rules.linearization import Linearization, Propagated, gathered, mapped, scaled
 
 
 class AtMean:
@@ -26,13 +26,6 @@ class AtMean:
         return results if self.site.is_list else results[0]
 
 
-class Responding(Moments):
-    """Moments with what the rule found out about deviations on the way."""
-
-    gains: list[Tensor]  # of an operator that works element by element, by its inputs
-    noise: Tensor | None  # what the Jacobian of any other does not explain
-
-
 class Fallback:
     """A rule for one node of the graph."""
 
@@ -44,26 +37,23 @@ class Fallback:
     def __deepcopy__(self, memo: dict[int, Any]) -> Fallback:
         return self
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Propagated:
         values = self.site.values(args, kwargs)
         means = [mean_of(v) for v in values]
         inputs = [values[places[0]] for places in self.site.inputs]
-        out = self.moments(means, [variance_of(x) for x in inputs])
-        return out if self.site.is_list else out[0]
+        return self.answer(values, means, inputs)
 
-    def moments(self, means: list[Any], variances: list[Tensor]) -> list[Any]:
-        """All results of the operator: Moments, where they are real numbers."""
+    def answer(self, values: list[Any], means: list[Any], inputs: list[Any]) -> Propagated:
+        """Moments of the results, and the linear part, for the values given and their means."""
         raise NotImplementedError
 
     def packed(self, results: list[Any], variances: list[Tensor]) -> list[Any]:
+        """All results of the operator: Moments, where they are real numbers."""
         rest = list(variances)
         return [
-            Responding(value, rest.pop(0)) if real else value
+            Moments(value, rest.pop(0)) if real else value
             for value, real in zip(results, self.site.results, strict=True)
         ]
-
-    def local(self, out: Any, *args: Any, **kwargs: Any) -> Local:
-        raise NotImplementedError
 
     def in_order(self, values: list[Any], pulled: Sequence[Any]) -> list[Any]:
         """What belongs to an input stands where it is first used; only random ones are asked for."""
@@ -74,22 +64,27 @@ class Fallback:
 class Pointwise(Fallback):
     """An operator that works element by element."""
 
-    def local(self, out: Any, *args: Any, **kwargs: Any) -> Local:
-        values = self.site.values(args, kwargs)
-        inputs = [values[places[0]] for places in self.site.inputs]
-        gains = out.gains
-        explained: Any = 0.0
-        for gain, x in zip(gains, inputs, strict=True):
-            explained = explained + gain * gain * variance_of(x)
-        noise = self.noise(out.variance, explained)
-        if [x.shape for x in inputs if is_moments(x)] == [out.shape] and len(gains) == 1:
-            return Elementwise(gains[0], noise)
+    def moments(self, means: list[Any], variances: list[Tensor]) -> tuple[Moments, list[Tensor]]:
+        """Moments of the result, and the gain of every input."""
+        raise NotImplementedError
+
+    def answer(self, values: list[Any], means: list[Any], inputs: list[Any]) -> Propagated:
+        out, gains = self.moments(means, [variance_of(x) for x in inputs])
+
+        def linearize() -> Linearization:
+            explained: Any = 0.0
+            for gain, x in zip(gains, inputs, strict=True):
+                explained = explained + gain * gain * variance_of(x)
+            noise = self.noise(out.variance, explained)
+            if [x.shape for x in inputs if is_moments(x)] == [out.shape] and len(gains) == 1:
+                return scaled(gains[0], noise)
+            return mapped(pull, noise)
 
         def pull(cotangent: Tensor) -> list[Any]:
             each = [gathered(cotangent * g, x.shape) for g, x in zip(gains, inputs, strict=True)]
             return self.in_order(values, each)
 
-        return Linear(pull, noise)
+        return Propagated([out] if self.site.is_list else out, linearize)
 
     def noise(self, variance: Tensor, explained: Tensor) -> Tensor | None:
         return (variance - explained).clamp_min(0)
@@ -103,11 +98,14 @@ class General(Fallback):
         self.columns = Columns.of(site.shapes)
         self.transposed: Program | None = site.pull() if accurate else None
 
-    def local(self, out: Any, *args: Any, **kwargs: Any) -> Linear:
-        values = self.site.values(args, kwargs)
-        means = [mean_of(v) for v in values]
-        variances = [variance_of(values[places[0]]) for places in self.site.inputs]
-        results = self.site.real(list(out) if self.site.is_list else [out])
+    def moments(self, means: list[Any], variances: list[Tensor]) -> tuple[list[Any], list[Tensor | None]]:
+        """All results of the operator, and of those that are real the noise that the Jacobian leaves."""
+        raise NotImplementedError
+
+    def answer(self, values: list[Any], means: list[Any], inputs: list[Any]) -> Propagated:
+        variances = [variance_of(x) for x in inputs]
+        out, noises = self.moments(means, variances)
+        results = self.site.real(out)
 
         def pull(cotangent: Any) -> list[Any]:
             given = self.site.real(cotangent if self.site.is_list else [cotangent])
@@ -119,8 +117,15 @@ class General(Fallback):
                 rows.append(self.pulled(row, means, variances))
             return self.in_order(values, [torch.stack(r) for r in zip(*rows, strict=True)])
 
-        # of several results, each brings its noise to where it is used: adjoint.py
-        return Linear(pull, None if self.site.is_list else out.noise)
+        if not self.site.is_list:
+            return Propagated(out[0], lambda: mapped(pull, noises[0]))
+        # of several results, each brings its noise to where it is taken
+        rest = list(noises)
+        each = [
+            knowing(r, None if (noise := rest.pop(0)) is None else Unexplained(noise)) if is_moments(r) else r
+            for r in out
+        ]
+        return Propagated(each, lambda: mapped(pull))
 
     def pulled(self, cotangents: list[Tensor], means: list[Any], variances: list[Tensor]) -> list[Tensor]:
         """The transposed Jacobian at the mean, for one cotangent of every real result."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from momentprop.gaussian.normal import safe_sqrt
+from momentprop.moments import Moments
 from momentprop.passes.stand_ins.fallback import General, Pointwise
 from momentprop.passes.stand_ins.probes import grouped, groups
 from momentprop.passes.stand_ins.site import Site
@@ -20,7 +21,7 @@ class LinearizedPointwise(Pointwise):
         super().__init__(site)
         self.gains = site.gains()
 
-    def moments(self, means: list[Any], variances: list[Tensor]) -> list[Any]:
+    def moments(self, means: list[Any], variances: list[Tensor]) -> tuple[Moments, list[Tensor]]:
         # a derivative may be infinite where nothing is random
         pairs = zip(self.gains(*means), variances, strict=True)
         gains = [torch.where(v > 0, g, 0.0) for g, v in pairs]
@@ -28,8 +29,7 @@ class LinearizedPointwise(Pointwise):
         for gain, variance in zip(gains, variances, strict=True):
             total = total + gain * gain * variance
         (out,) = self.packed(self.site.run(means), [total])
-        out.gains = gains
-        return [out]
+        return out, gains
 
     def noise(self, variance: Tensor, explained: Tensor) -> Tensor | None:
         return None
@@ -47,16 +47,13 @@ class Linearized(General):
         estimated = "" if exact else f", variance from {n} deviations"
         return f"first order{estimated}{', by slopes over one std' * (self.push is None)}"
 
-    def moments(self, means: list[Any], variances: list[Tensor]) -> list[Any]:
+    def moments(self, means: list[Any], variances: list[Tensor]) -> tuple[list[Any], list[Tensor | None]]:
         total: list[Any] = [0.0] * sum(self.site.results)
         deviations = grouped([safe_sqrt(v) for v in variances], self.columns)
         for i in range(groups(self.columns)):
             pushed = self.pushed(deviations(i), means)
             total = [t + p * p for t, p in zip(total, pushed, strict=True)]
-        out = self.packed(self.site.run(means), total)
-        for result in self.site.real(out):
-            result.noise = None
-        return out
+        return self.packed(self.site.run(means), total), [None] * sum(self.site.results)
 
     def pushed(self, deviations: list[Tensor], means: list[Any]) -> list[Tensor]:
         """J times deviations of the inputs."""

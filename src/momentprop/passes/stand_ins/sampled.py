@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from momentprop.gaussian.normal import safe_sqrt
+from momentprop.moments import Moments
 from momentprop.passes.stand_ins.fallback import General, Pointwise
 from momentprop.passes.stand_ins.probes import Columns, points, sampled
 from momentprop.passes.stand_ins.site import Site
@@ -28,7 +29,7 @@ class SampledPointwise(Pointwise):
         # regression on all inputs together: their points are not quite uncorrelated
         self.solve = torch.linalg.inv(self.table.T @ self.table / _PAIRS).tolist()
 
-    def moments(self, means: list[Any], variances: list[Tensor]) -> list[Any]:
+    def moments(self, means: list[Any], variances: list[Tensor]) -> tuple[Moments, list[Tensor]]:
         stds = [safe_sqrt(v) for v in variances]
         units = sampled([torch.ones_like(v) for v in variances], self.columns, self.table)
         sample = Sample(self.site, means)
@@ -42,13 +43,13 @@ class SampledPointwise(Pointwise):
                 along = [a + sign * u * moved for a, u in zip(along, unit, strict=True)]
                 count = count + inside
         (out,) = self.packed(*sample.moments())
-        out.gains = []
+        gains = []
         for row, std in zip(self.solve, stds, strict=True):
             slope: Any = 0.0
             for weight, a in zip(row, along, strict=True):
                 slope = slope + weight * a
-            out.gains.append(slope / (count.clamp_min(1) * std))
-        return [out]
+            gains.append(slope / (count.clamp_min(1) * std))
+        return out, gains
 
 
 class Sampled(General):
@@ -59,7 +60,7 @@ class Sampled(General):
         self.table = points(_PAIRS, self.columns)
         self.few = points(_JACOBIANS, self.columns)
 
-    def moments(self, means: list[Any], variances: list[Tensor]) -> list[Any]:
+    def moments(self, means: list[Any], variances: list[Tensor]) -> tuple[list[Any], list[Tensor | None]]:
         sample = Sample(self.site, means)
         point = sampled([safe_sqrt(v) for v in variances], self.columns, self.table)
         odd: list[Any] = [0.0] * sum(self.site.results)
@@ -70,9 +71,8 @@ class Sampled(General):
             halves = [(a - b) / 2 for (a, _), (b, _) in zip(there, back, strict=True)]
             odd = [o + h * h / _PAIRS for o, h in zip(odd, halves, strict=True)]
         out = self.packed(*sample.moments())
-        for result, part in zip(self.site.real(out), odd, strict=True):
-            result.noise = (result.variance - part).clamp_min(0)
-        return out
+        real = zip(self.site.real(out), odd, strict=True)
+        return out, [(result.variance - part).clamp_min(0) for result, part in real]
 
     def pulled(self, cotangents: list[Tensor], means: list[Any], variances: list[Tensor]) -> list[Tensor]:
         """The transposed Jacobian, on average over a few points."""

@@ -80,4 +80,4 @@ def _rule(node: fx.Node, random: set[fx.Node], accurate: bool) -> Rule:
         made = SampledPointwise(site) if pointwise else Sampled(site, accurate)
     else:
         made = LinearizedPointwise(site) if pointwise else Linearized(site, accurate)
-    return Rule(site.op, made, made.exactness, reference, local=made.local)
+    return Rule(site.op, made, made.exactness, reference)

@@ -1,0 +1,225 @@
+"""The converted network: the model's tensors, and one program for every pattern of uncertain inputs."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from momentprop.capture.signature import rebuild_output
+from momentprop.capture.trace import Trace
+from momentprop.engine.layouts import layouts
+from momentprop.engine.per_sample import PerSample, per_sample
+from momentprop.engine.program import Program, Wanted
+from momentprop.errors import MomentpropError, NoDropoutError
+from momentprop.lowering.frozen import FrozenNetwork, freeze
+from momentprop.lowering.inductor import Compiled
+from momentprop.moments import as_moments, is_moments, plain
+from momentprop.passes.prepare import Prepared, prepare
+from momentprop.summary import Summary, summarize
+from momentprop.tiers import Request, Tier
+
+Pattern = tuple[bool, ...]  # which of the inputs, flattened, are uncertain
+
+
+_BUILDING = threading.RLock()
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """A program, program(*state, *inputs) -> flat outputs, and the graph it was made of; neither changes."""
+
+    prepared: Prepared
+    program: Program | PerSample
+
+    @staticmethod
+    def of(trace: Trace, request: Request, pattern: Pattern, state: Sequence[Tensor]) -> Built:
+        tier = request.tier
+        prepared = prepare(trace, tier.rules, pattern, tier.rewrites, request.unsupported)
+        return Built(prepared, _program(prepared.trace, prepared.random, request, state))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Built:
+        return self
+
+
+def _program(
+    trace: Trace, random: set[fx.Node], request: Request, state: Sequence[Tensor]
+) -> Program | PerSample:
+    tier = request.tier
+    if tier.cut is None:
+        return Program(trace, random, tier.rules)
+    wanted = Wanted(tier.cut, layouts(trace, list(state)), request.selection, request.jumps)
+    return per_sample(trace, random, tier.rules, wanted, state) or Program(trace, random, tier.rules, wanted)
+
+
+class BayesianNetwork(Compiled):
+    """A converted network: call it like the model, get `Moments` in place of every tensor.
+
+    Its parameters and buffers *are* the model's, under the same names: training the model, or loading
+    weights into it, is seen here at once, and gradients reach the model's parameters. Moving it to
+    another device or dtype gives it copies of its own and leaves the model where it is.
+    """
+
+    def __init__(self, model: nn.Module, trace: Trace, request: Request, uncertain: Pattern) -> None:
+        super().__init__()
+        self._trace = trace
+        self._request = request
+        self._uncertain = uncertain
+        _share_state(self, model, trace)
+        built = Built.of(trace, request, uncertain, self._state())
+        if not built.prepared.random:
+            raise NoDropoutError(
+                "the model has no active dropout (or only p = 0), so its output has no uncertainty. Insert "
+                "some with mp.with_dropout, or give an uncertain input: mp.Moments(x, variance)"
+            )
+        self._programs = {uncertain: built}
+        self.training = False
+
+    @property
+    def tier(self) -> Tier:
+        """The tier of rules in use."""
+        return self._request.tier
+
+    @property
+    def fidelity(self) -> str:
+        """The name of the tier of rules in use."""
+        return self._request.tier.name
+
+    def _state(self) -> list[Tensor]:
+        """Parameters, buffers and constants, as programs take them first."""
+        return [_part(self, name) for name in self._trace.state]
+
+    def _built(self, pattern: Pattern) -> Built:
+        """The program for inputs of which these are uncertain; made when it is first asked for."""
+        found = self._programs.get(pattern)
+        return self._build(pattern) if found is None else found
+
+    @torch.compiler.disable
+    def _build(self, pattern: Pattern) -> Built:
+        with _BUILDING:
+            if pattern not in self._programs:
+                made = Built.of(self._trace, self._request, pattern, self._state())
+                self._programs = {**self._programs, pattern: made}
+            return self._programs[pattern]
+
+    def summary(self, random_only: bool = True) -> Summary:
+        """A table of the operators that noise reaches, or of all: rule in use, exactness, shape, place."""
+        built = self._programs[self._uncertain]
+        return summarize(built.prepared, self.tier, built.program.plan, random_only)
+
+    def freeze(self) -> FrozenNetwork:
+        """A copy for inference: squared, folded and flipped weights are computed here, and not in every call.
+
+        Its weights are its own: training the model, or loading weights into it, is not seen there. It takes
+        uncertain inputs where the example inputs of this network were uncertain.
+        """
+        trace, program = self._trace, self._programs[self._uncertain].program
+        return freeze(program, self._state(), trace.signature, self._uncertain, trace.out_spec, self.fidelity)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        leaves = self._trace.signature.flatten(args, kwargs)
+        program = self._built(tuple([is_moments(leaf) for leaf in leaves])).program
+        outputs = program(*self._state(), *leaves)
+        moments = [plain(value) if is_moments(value) else as_moments(value) for value in outputs]
+        return rebuild_output(moments, self._trace.out_spec)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BayesianNetwork:
+        """As nn.Module._apply, but with new parameters instead of overwriting the model's."""
+        device = next((t.device for t in self.state_dict(keep_vars=True).values()), torch.device("cpu"))
+        moved: dict[int, Tensor] = {}
+        for module in self.modules():
+            for table in (module._parameters, module._buffers):
+                for name, tensor in table.items():
+                    if tensor is not None:
+                        moved.setdefault(id(tensor), _moved(tensor, fn))
+                        table[name] = moved[id(tensor)]  # type: ignore[assignment]
+
+        def probe(dtype: torch.dtype) -> Tensor:
+            return fn(torch.empty(0, dtype=dtype, device=device))
+
+        self._trace = self._trace.moved(probe)
+        self._programs = {
+            pattern: Built.of(self._trace, self._request, pattern, self._state())
+            for pattern in self._programs
+        }
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Inside:
+    """What a converted network is made of, for other rooms of the library."""
+
+    trace: Trace  # the model as a graph, before any rule has looked at it
+    request: Request
+    uncertain: Pattern  # which of the example inputs, flattened, were uncertain
+    state: list[Tensor]  # parameters, buffers and constants, as programs take them first
+    programs: Callable[[Pattern], Built]
+
+    @property
+    def built(self) -> Built:
+        """The program for inputs that are uncertain where the example inputs were."""
+        return self.programs(self.uncertain)
+
+    @property
+    def graph(self) -> Trace:
+        """The graph of that program: rewritten, and covered by rules."""
+        return self.built.prepared.trace
+
+
+def inside(network: BayesianNetwork) -> Inside:
+    """What the network is made of. (No attributes: those names belong to the user's model.)"""
+    return Inside(network._trace, network._request, network._uncertain, network._state(), network._built)
+
+
+def _part(module: nn.Module, name: str) -> Any:
+    return functools.reduce(getattr, name.split("."), module)
+
+
+def _moved(tensor: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
+    with torch.no_grad():
+        plain = tensor.detach()
+        new = fn(plain)
+    if new is plain:
+        return tensor
+    return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
+
+
+_EMPTY = nn.Module()
+
+
+def _share_state(target: nn.Module, model: nn.Module, traced: Trace) -> None:
+    """Register the model's own tensors, and the trace's constants, under their names."""
+
+    def owner(name: str) -> tuple[nn.Module, str]:
+        *path, last = name.split(".")
+        module = target
+        for depth, part in enumerate(path or [last]):
+            taken = hasattr(module if depth == 0 else _EMPTY, part)
+            if taken and part not in module._modules | module._buffers | module._parameters:
+                raise MomentpropError(
+                    f"the model has a part called {part!r}, a name the converted network uses; rename it"
+                )
+        for part in path:
+            if part not in module._modules:
+                module.add_module(part, nn.Module())
+            module = module.get_submodule(part)
+        return module, last
+
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        module, last = owner(name)
+        module.register_parameter(last, parameter)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        module, last = owner(name)
+        path = name.rpartition(".")[0]
+        persistent = last not in modules[path]._non_persistent_buffers_set
+        module.register_buffer(last, buffer, persistent=persistent)
+    for name in traced.state:
+        module, last = owner(name)
+        if name in traced.constants and last not in module._buffers:
+            module.register_buffer(last, traced.constants[name], persistent=False)
