@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 import momentprop
 from momentprop.cli import reproduce as verb
 from momentprop.cli.app import app
+from momentprop.cli.forecast import Forecast
 from momentprop.cli.unit_progress import UnitBars
 from momentprop.data import load_cifar10, load_uci
 from momentprop.errors import MomentpropError
 from momentprop.experiments import page_uci
-from momentprop.experiments.forecast import Forecast
 from momentprop.experiments.page import SECTIONS, page
 from momentprop.experiments.toy_paper import TIERS
 

@@ -25,7 +25,7 @@ from momentprop.benchmarking.paper_network import (
     normalize,
 )
 from momentprop.data import load_cifar10
-from momentprop.experiments.training import seeded
+from momentprop.demo.training import seeded
 from momentprop.experiments.units import Workspace
 
 _PART = 128  # images whose activations stay in the cache: a batch of 512 at once takes a fifth longer

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import momentprop as mp
-from momentprop.experiments.timing import best_seconds
+from momentprop.demo.timing import best_seconds
 from momentprop.experiments.uci_scaling import Scaling
 
 JUMPS = "jumps"  # the accurate tier, and the distribution that its largest jumps make

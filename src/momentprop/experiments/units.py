@@ -22,8 +22,8 @@ from typing import Any
 from torch import Tensor
 
 from momentprop.benchmarking.threads import torch_threads
+from momentprop.demo.training import seeded
 from momentprop.errors import MissingExtraError
-from momentprop.experiments.training import seeded
 from momentprop.experiments.versions import versions
 
 Report = Callable[[float, float, str], None]

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import momentprop as mp
-from momentprop.experiments.timing import best_seconds
-from momentprop.experiments.training import Progress, fit, seeded
+from momentprop.demo.timing import best_seconds
+from momentprop.demo.training import Progress, fit, seeded
 
 TRAINING_RANGE = (-3.0, 19.0)
 GRID_RANGE = (-15.0, 31.0)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
-from sklearn.metrics import roc_auc_score
+from sklearn.datasets import load_digits
+from sklearn.metrics import roc_auc_score, roc_curve
 
 from momentprop import plots
-from momentprop.experiments import digits, toy
+from momentprop.demo import digits, toy
 
 TINY: dict[str, Any] = {"epochs": 2, "n_samples": 5, "truth_samples": 10, "repeats": 1}
 
@@ -89,6 +90,13 @@ def test_toy_fits_inside_and_spreads_outside(regression: Watched) -> None:
     assert std[-1] > std[x <= high][-1]
 
 
+def test_digits_are_those_of_scikit_learn() -> None:
+    images, labels = digits.load()
+    expected = load_digits()
+    np.testing.assert_array_equal(images.squeeze(1).numpy(), expected.images / 16)
+    np.testing.assert_array_equal(labels.numpy(), expected.target)
+
+
 def test_digits_table_is_complete(classes: Watched) -> None:
     table = classes.result.table
     assert list(table) == ["NN", "MC T=5", "momentprop"]
@@ -139,6 +147,18 @@ def test_roc_area_with_ties() -> None:
     axes = plots.roc_curves({"a": known}, {"a": novel})
     expected = roc_auc_score([0] * 4 + [1] * 4, np.concatenate([known, novel]))
     assert f"{expected:.3f}" in axes.get_legend().get_texts()[0].get_text()
+
+
+def test_roc_curves_are_those_of_scikit_learn() -> None:
+    scores = np.random.default_rng(0).integers(0, 9, 50)  # with ties
+    axes = plots.roc_curves({"a": scores[:20]}, {"a": scores[20:]})
+    expected = roc_curve([0] * 20 + [1] * 30, scores, drop_intermediate=False)
+    np.testing.assert_allclose(axes.lines[1].get_xydata(), np.stack(expected[:2], 1), rtol=1e-15)
+
+
+def test_roc_curves_refuse_scores_that_are_no_numbers() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        plots.roc_curves({"a": np.array([0.0, math.nan])}, {"a": np.array([1.0])})
 
 
 def test_plots_draw_into_given_axes(classes: Watched) -> None:
