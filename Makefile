@@ -19,10 +19,13 @@ format: $(VENV)/dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# One stamp per set of extras, so that each command installs what it needs and no more.
-$(VENV)/%: pyproject.toml constraints.txt
+# One stamp per set of packages, so that each command installs what it needs and no more: the demo needs the
+# library alone, the tests the experiments beside it.
+$(VENV)/demo: PACKAGES = -e '.[demo]'
+$(VENV)/dev: PACKAGES = -e '.[dev]' -e './reproduction[ray]'
+$(VENV)/demo $(VENV)/dev: pyproject.toml reproduction/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt $(PACKAGES)
 	touch $@
 
 clean:

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from images import CACHE
 from torch import Tensor, nn
 
-from momentprop.experiments.training import fit, seeded
+from momentprop.demo.digits import load as load_digits
+from momentprop.demo.training import fit, seeded
 
 N_TRAIN, N_TEST = 4096, 512  # of synthetic tasks
 KEYS, VALUES = 8, 4  # of the lookup task
@@ -44,11 +45,8 @@ class Trained:
 
 def digits() -> Data:
     """Images 8 x 8 of the ten digits; every fifth is held out."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    x = torch.from_numpy(images).float().view(-1, 1, 8, 8) / 8 - 1
-    y = torch.from_numpy(labels).long()
+    images, y = load_digits()
+    x = 2 * images - 1
     held_out = torch.arange(len(x)) % 5 == 0
     return Data((x[~held_out], y[~held_out]), (x[held_out], y[held_out]))
 

@@ -1,4 +1,4 @@
-"""CIFAR-10 images for the benchmarks, as momentprop.data finds and keeps them."""
+"""CIFAR-10 images for the benchmarks, as momentprop_reproduction.data finds and keeps them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from momentprop.data import load_cifar10
-from momentprop.data.images import CLASSES
 from momentprop.errors import DataError
+from momentprop_reproduction.data import load_cifar10
+from momentprop_reproduction.data.images import CLASSES
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("MOMENTPROP_DATA", ROOT.parent / "shared" / "data"))

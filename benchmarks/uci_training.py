@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from momentprop.data import UciSet, load_uci, uci_names
-from momentprop.experiments.uci_draws import stream
-from momentprop.experiments.uci_scaling import Scaling
-from momentprop.experiments.uci_set import LENGTHSCALE
-from momentprop.experiments.uci_training import BATCH_SIZE, EPSILON, LEARNING_RATE, Task, train
+from momentprop_reproduction.data import UciSet, load_uci, uci_names
+from momentprop_reproduction.experiments.uci_draws import stream
+from momentprop_reproduction.experiments.uci_scaling import Scaling
+from momentprop_reproduction.experiments.uci_set import LENGTHSCALE
+from momentprop_reproduction.experiments.uci_training import BATCH_SIZE, EPSILON, LEARNING_RATE, Task, train
 
 ALONE = 2  # networks trained one by one, per turn
 ADAMS: dict[str, dict[str, bool]] = {

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 import momentprop as mp
-from momentprop.experiments.cifar_network import network
+from momentprop.benchmarking.paper_network import network
 from momentprop.exports.onnx_runtime import silent_exporter
 
 SERVER = Path(__file__).with_name("serve.py")

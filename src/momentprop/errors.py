@@ -58,19 +58,13 @@ class DataError(MomentpropError):
     """A data set is damaged, incomplete or not what it should be."""
 
 
-class MissingDataError(DataError):
-    """A data set is in none of the places where it was looked for."""
-
-
-class DownloadError(DataError):
-    """A data set could not be downloaded."""
-
-
 class MissingExtraError(MomentpropError, ImportError):
     """An optional dependency is not installed."""
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed; install it with: pip install 'momentprop[{extra}]'")
+    def __init__(self, package: str, extra: str, distribution: str = "momentprop") -> None:
+        super().__init__(
+            f"{package} is not installed; install it with: pip install '{distribution}[{extra}]'"
+        )
 
 
 @dataclass(frozen=True)

@@ -340,13 +340,16 @@ def _legend_above(panel: Axes) -> None:
 
 def _roc(known: Any, novel: Any) -> tuple[Any, Any, float]:
     """False and true positive rate at every threshold, and the area under their curve."""
-    try:
-        from sklearn.metrics import auc, roc_curve
-    except ImportError as error:
-        raise MissingExtraError("scikit-learn", "data") from error
-    is_novel = np.repeat([False, True], [len(known), len(novel)])
-    false_rate, true_rate, _ = roc_curve(is_novel, np.concatenate([known, novel]))
-    return false_rate, true_rate, auc(false_rate, true_rate)
+    scores = np.concatenate([known, novel]).astype(float)
+    if not np.isfinite(scores).all():
+        raise ValueError("scores must be finite")
+    order = np.argsort(-scores)
+    thresholds = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)  # ties cross one together
+    flagged = np.append(0, thresholds + 1)
+    found = np.append(0, np.cumsum(order >= len(known))[thresholds])
+    false_rate, true_rate = (flagged - found) / len(known), found / len(novel)
+    heights = (true_rate[1:] + true_rate[:-1]) / 2
+    return false_rate, true_rate, float(np.sum(np.diff(false_rate) * heights))
 
 
 def _axes(

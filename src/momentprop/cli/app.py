@@ -7,14 +7,12 @@ from typing import Annotated
 import typer
 
 from momentprop.cli.bench import bench
-from momentprop.cli.data import data
 from momentprop.cli.demo import demo
 from momentprop.cli.export import export
 from momentprop.cli.inspect import inspect
 from momentprop.cli.ops import ops
-from momentprop.cli.reproduce import reproduce
-from momentprop.cli.results import results
 from momentprop.cli.validate import validate
+from momentprop.cli.verbs import add_verbs
 from momentprop.version import __version__
 
 app = typer.Typer(name="momentprop", no_args_is_help=True, add_completion=False)
@@ -23,10 +21,8 @@ app.command()(demo)
 app.command()(export)
 app.command()(inspect)
 app.command()(ops)
-app.command()(reproduce)
-app.command()(results)
 app.command()(validate)
-app.add_typer(data)
+add_verbs(app)
 
 
 def _version(wanted: bool) -> None:

@@ -18,8 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from momentprop.benchmarking.threads import torch_threads
+from momentprop.demo import digits, toy
 from momentprop.errors import MomentpropError
-from momentprop.experiments import digits, toy
 from momentprop.version import __version__
 
 # networks this small hardly gain from a second thread, and on a busy machine waiting for it costs tenfold
@@ -120,5 +120,5 @@ def _number(column: str, value: float | None) -> str:
 
 
 def _versions() -> dict[str, Any]:
-    packages = {name: version(name) for name in ("torch", "numpy", "scikit-learn", "matplotlib")}
+    packages = {name: version(name) for name in ("torch", "numpy", "matplotlib")}
     return {"momentprop": __version__, "python": platform.python_version(), **packages}
