@@ -53,7 +53,7 @@ def _program(
     tier = request.tier
     if tier.cut is None:
         return Program(trace, random, tier.rules)
-    wanted = Wanted(tier.cut, layouts(trace, list(state)), request.selection, request.jumps)
+    wanted = Wanted(tier.cut, tier.fusions, layouts(trace, list(state)), request.selection, request.jumps)
     return per_sample(trace, random, tier.rules, wanted, state) or Program(trace, random, tier.rules, wanted)
 
 

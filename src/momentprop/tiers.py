@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from momentprop.engine.cut import Cut
+from momentprop.engine.dropped_pool import dropped_pools
+from momentprop.engine.fused import Finder
+from momentprop.engine.jump import jumps
 from momentprop.engine.selection import ALL_OUTPUTS, Selection
+from momentprop.engine.tracking import tracked
 from momentprop.rules.registry import Lookup, Variant
 
 
@@ -17,6 +21,7 @@ class Tier:
     rules: Lookup
     rewrites: bool
     cut: Cut | None = None  # None: no backward sweep, so variances only
+    fusions: tuple[Finder, ...] = ()  # operators in place of rules, where it sweeps
 
     @property
     def sweeps(self) -> bool:
@@ -29,7 +34,13 @@ class Tier:
 
 PAPER = Tier("paper", Lookup((Variant.PAPER,)), rewrites=False)
 FAST = Tier("fast", Lookup((Variant.CONTRAST,)), rewrites=True)
-ACCURATE = Tier("accurate", Lookup(linear=True), rewrites=True, cut=Cut.everything())
+ACCURATE = Tier(
+    "accurate",
+    Lookup(linear=True),
+    rewrites=True,
+    cut=Cut.everything(),
+    fusions=(jumps, dropped_pools, tracked),
+)
 ALL = (PAPER, FAST, ACCURATE)
 AUTO = "auto"  # chosen by what is traced
 NAMES = (AUTO, *(tier.name for tier in ALL))

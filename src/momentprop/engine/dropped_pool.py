@@ -17,6 +17,7 @@ Measured on the paper's network with dropout before pooling (two_conv_blocks_bn)
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -37,7 +38,13 @@ _POOLS = {aten.max_pool1d.default: 1, aten.max_pool2d.default: 2, aten.max_pool3
 _LARGEST = 4  # elements of a window
 
 
-def find_dropped_pool(pool: fx.Node) -> Fused | None:
+def dropped_pools(graph: fx.Graph, random: Collection[fx.Node]) -> dict[fx.Node, Fused]:
+    """Poolings that take the dropout in front of them along."""
+    found = {node: _dropped_pool(node) for node in graph.nodes if node in random}
+    return {node: fused for node, fused in found.items() if fused is not None}
+
+
+def _dropped_pool(pool: fx.Node) -> Fused | None:
     """The dropout in front of a pooling with small windows that tile its input, if nothing else uses it."""
     if pool.target not in _POOLS:
         return None

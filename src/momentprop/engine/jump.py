@@ -34,6 +34,7 @@ Beyond p n = 4 there is little left to gain; `pays` says so.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +62,13 @@ def pays(n_inputs: int, n_units: int, drop_probability: float) -> bool:
     return drop_probability * n_inputs <= _MOST_DROPPED and n_inputs * n_units <= _MOST_WEIGHTS
 
 
-def find_jump(activation: fx.Node) -> Fused | None:
+def jumps(graph: fx.Graph, random: Collection[fx.Node]) -> dict[fx.Node, Fused]:
+    """Activations that take the dropout and the dense layer in front of them along."""
+    found = {node: _jump(node) for node in graph.nodes if node in random}
+    return {node: fused for node, fused in found.items() if fused is not None}
+
+
+def _jump(activation: fx.Node) -> Fused | None:
     """The dropout and the dense layer in front of an activation, if nothing else uses them and it pays."""
     rule = RULES.find(activation.target)
     if rule is None or not rule.elementwise or not is_linearized(activation, rule):

@@ -6,7 +6,7 @@ import dataclasses
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import fx, nn
 from torch.utils import _pytree as pytree
@@ -14,24 +14,12 @@ from torch.utils import _pytree as pytree
 from momentprop.capture.trace import HEADS, Trace, place_of
 from momentprop.engine.cut import Cut, frontier
 from momentprop.engine.derive import derived
-from momentprop.engine.dropped_pool import find_dropped_pool
-from momentprop.engine.fused import Fused
-from momentprop.engine.jump import find_jump
-from momentprop.engine.tracking import TRACKED, tracked_layers
+from momentprop.engine.fused import Finder, Fused, Operator
 from momentprop.errors import Place
 from momentprop.passes.coverage import creates_noise, rule_of
 from momentprop.rules.facts import Unexplained
 from momentprop.rules.linearization import Propagated, mapped
 from momentprop.rules.registry import Lookup, Role
-
-
-class Operator(Protocol):
-    """Moments of an operator's output, or of what several operators in a row make: a `Rule`, or like one."""
-
-    @property
-    def role(self) -> Role: ...
-
-    def propagate(self, *args: Any, **kwargs: Any) -> Propagated: ...
 
 
 @dataclass(frozen=True)
@@ -83,21 +71,22 @@ def make_plan(
     rules: Lookup,
     *,
     cut: Cut | None = None,
+    fusions: Sequence[Finder] = (),
     conditioned: Sequence[fx.Node] = (),
     kept: Collection[str] = (),
 ) -> Plan:
     """The plan of a trace.
 
-    `conditioned` are sources of noise that count as constants here, because somebody else takes care of
-    them; `kept` are values that are needed after the last step.
+    `fusions` find operators that take the place of rules. `conditioned` are sources of noise that count as
+    constants here, because somebody else takes care of them. `kept` are values that are needed after the
+    last step.
     """
     random = _without(trace.graph, random, conditioned)
     region = set() if cut is None else cut.region(trace.graph, random)
     ends = frontier(trace.graph, region, random) if cut is not None else set()
-    fused = {} if cut is None else _fused(trace.graph, random, region)
+    fused = _fused(trace.graph, random, region, fusions)
     covered = {node for found in fused.values() for node in found.covers}
-    tracked = set() if cut is None else tracked_layers(trace.graph, random)
-    make = _Maker(rules, trace.root, random, region, ends, fused, tracked)
+    make = _Maker(rules, trace.root, random, region, ends, fused)
     nodes = [n for n in trace.graph.nodes if n.op in ("call_function", "get_attr") and n not in covered]
     output: Any = next(reversed(trace.graph.nodes)).args[0]
     returned = [v for v in output if isinstance(v, fx.Node)]
@@ -131,17 +120,18 @@ def _without(
     return found
 
 
-def _fused(graph: fx.Graph, random: Collection[fx.Node], region: set[fx.Node]) -> dict[fx.Node, Fused]:
-    """Operators that stand for several in a row, where all of those are swept."""
-    found = {}
-    for node in graph.nodes:
-        if node not in region or node not in random:
-            continue
-        if node.target in HEADS and any(user.op == "output" for user in node.users):
-            continue  # its logits are wanted too
-        fused = find_jump(node) or find_dropped_pool(node)
-        if fused is not None and region.issuperset(fused.covers):
-            found[node] = fused
+def _fused(
+    graph: fx.Graph, random: Collection[fx.Node], region: set[fx.Node], fusions: Sequence[Finder]
+) -> dict[fx.Node, Fused]:
+    """Operators in place of rules, where all nodes they stand for are swept; who finds a node first has it."""
+    found: dict[fx.Node, Fused] = {}
+    for find in fusions:
+        for node, fused in find(graph, random).items():
+            is_head = node.target in HEADS and any(user.op == "output" for user in node.users)
+            if node in found or (is_head and fused.covers):  # its logits are wanted too
+                continue
+            if region.issuperset((node, *fused.covers)):
+                found[node] = fused
     return found
 
 
@@ -155,7 +145,6 @@ class _Maker:
     region: set[fx.Node]
     ends: set[fx.Node]
     fused: Mapping[fx.Node, Fused]
-    tracked: set[fx.Node]
 
     def step(self, node: fx.Node) -> Step:
         plain: Any = node.target
@@ -166,8 +155,6 @@ class _Maker:
             plain, arguments = (lambda: value), ((), {})
         elif node in self.fused:
             arguments, found = (self.fused[node].args, {}), self.fused[node].operator
-        elif node in self.tracked:
-            arguments, found = ((*node.args, None)[:3], {}), TRACKED
         elif node in self.random and node.target is operator.getitem:
             found = PICK
         elif self._meets_noise(node):

@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from momentprop.capture.trace import HEADS, Trace, place_of
 from momentprop.engine.cut import Cut
+from momentprop.engine.fused import Finder
 from momentprop.engine.layouts import Layout
 from momentprop.engine.outputs import Outputs
 from momentprop.engine.paths import Paths, path_sources
@@ -29,6 +30,7 @@ class Wanted:
     """What a backward sweep is asked for."""
 
     cut: Cut
+    fusions: tuple[Finder, ...]
     layouts: Mapping[str, Layout]
     selection: Selection = ALL_OUTPUTS
     jumps: int = 0  # the largest single causes of each output's variance, so many
@@ -55,7 +57,9 @@ class Program(nn.Module):
         self.paths = _paths(trace, random, wanted.layouts)
         sources = [] if self.paths is None else self.paths.nodes
         kept = set() if self.paths is None else {*self.paths.boundary, *self.paths.sources}
-        self.plan = make_plan(trace, random, rules, cut=wanted.cut, conditioned=sources, kept=kept)
+        self.plan = make_plan(
+            trace, random, rules, cut=wanted.cut, fusions=wanted.fusions, conditioned=sources, kept=kept
+        )
         self.outputs = Outputs(self.plan, wanted.layouts, wanted.selection, wanted.jumps)
 
     @property

@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from momentprop.engine.fused import Fused
 from momentprop.moments import Moments
 from momentprop.rules.facts import Directions, knowing
 from momentprop.rules.linearization import Propagated, mapped
@@ -36,6 +37,11 @@ aten = torch.ops.aten
 
 _DIRECTIONS = 8
 _FEWEST_LAYERS = 6  # in a row; with fewer the diagonal is as good
+
+
+def tracked(graph: fx.Graph, random: Collection[fx.Node]) -> dict[fx.Node, Fused]:
+    """Dense layers that take and give directions."""
+    return {node: Fused(TRACKED, (*node.args, None)[:3]) for node in tracked_layers(graph, random)}
 
 
 def tracked_layers(graph: fx.Graph, random: Collection[fx.Node]) -> set[fx.Node]:
