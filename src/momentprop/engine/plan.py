@@ -123,7 +123,7 @@ def _without(
 def _fused(
     graph: fx.Graph, random: Collection[fx.Node], region: set[fx.Node], fusions: Sequence[Finder]
 ) -> dict[fx.Node, Fused]:
-    """Operators in place of rules, where all nodes they stand for are swept; who finds a node first has it."""
+    """Operators in place of rules, where all nodes they stand for are swept; who finds one first has it."""
     found: dict[fx.Node, Fused] = {}
     for find in fusions:
         for node, fused in find(graph, random).items():

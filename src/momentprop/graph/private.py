@@ -5,9 +5,9 @@ They may move or change with any release of torch, so each stands here with what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "compile_package",
+    "constant_result",
     "core_aten_decompositions",
     "decomposition_table",
     "enable_python_dispatcher",
@@ -37,12 +38,20 @@ __all__ = [
     "without_overrides",
 ]
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 
 def compile_package(exported: torch.export.ExportedProgram, path: str, options: Mapping[str, Any]) -> None:
     """AOTInductor's machine code of an exported program. The import takes seconds, so it stands here."""
     from torch._inductor import aoti_compile_and_package
 
     aoti_compile_and_package(exported, package_path=path, inductor_configs={**options})
+
+
+def constant_result(function: Function) -> Function:
+    """torch.compiler.assume_constant_result, which imports the whole compiler: a second at every start."""
+    setattr(function, "_dynamo_marked_constant", True)  # noqa: B010  (a function has no such attribute)
+    return function
 
 
 def load_package(path: str) -> Any:

@@ -26,10 +26,10 @@ def join_rectified_maxima(graph: fx.Graph) -> None:
 
 def _rectified(pooling: fx.Node, mean: object, variance: object) -> fx.Node | None:
     """The moments of ReLU that these are, if nothing else reads them."""
-    parts = (mean, variance)
-    if not all(isinstance(p, fx.Node) and p.target is operator.getitem for p in parts):
+    parts = [part for part in (mean, variance) if isinstance(part, fx.Node)]
+    if len(parts) < 2 or any(p.target is not operator.getitem or [*p.users] != [pooling] for p in parts):
         return None
-    relu = mean.args[0]  # type: ignore[attr-defined]
-    lone = all(list(part.users) == [pooling] for part in parts)  # type: ignore[attr-defined]
-    is_relu = isinstance(relu, fx.Node) and relu.target is RELU_MOMENTS
-    return relu if is_relu and lone and list(relu.users) == [*parts] else None
+    relu = parts[0].args[0]
+    if not isinstance(relu, fx.Node) or relu.target is not RELU_MOMENTS:
+        return None
+    return relu if [*relu.users] == parts else None

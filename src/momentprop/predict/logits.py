@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from momentprop.gaussian.normal import safe_sqrt
+from momentprop.graph.private import constant_result
 from momentprop.rules.softmax import log_odds_logistic, log_odds_probit, log_probabilities
 
 _POINTS_PER_CLASS, _MOST_POINTS = 205, 4096  # 1,025 for five classes, 2,050 for ten
@@ -235,19 +236,13 @@ def _factor(covariance: Tensor, rank: int | None = None) -> Tensor:
     return torch.stack(columns, -1)
 
 
-def _constant_result(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """torch.compiler.assume_constant_result, which imports the whole compiler: a second at every start."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
-@_constant_result  # constants of the compiled graph
+@constant_result  # constants of the compiled graph
 def _normal_points(dimension: int, count: int, dtype: torch.dtype) -> Tensor:
     """Quasi-random normal points [dimension, count], each with its negative, of unit variance."""
     return _sobol(dimension, count, dtype)
 
 
-@_constant_result
+@constant_result
 def _on_a_line(count: int, dtype: torch.dtype) -> Tensor:
     """Normal points [count]: the middles of intervals of equal probability."""
     return _middles(count, dtype)
