@@ -118,7 +118,7 @@ def convert(
 
 
 def _too_many(traced: Trace, uncertain: Sequence[bool], selection: Selection) -> str:
-    """Why not to sweep back from all outputs; empty if there are few."""
+    """Say why not to sweep back from all outputs; empty if there are few."""
     inputs = [node for node, is_random in zip(traced.input_nodes, uncertain, strict=True) if is_random]
     random = analyze(traced.graph, tiers.ACCURATE.rules, inputs).random
     outputs: Any = next(reversed(traced.graph.nodes)).args[0]

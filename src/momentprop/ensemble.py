@@ -127,7 +127,7 @@ def _converted(member: nn.Module) -> BayesianNetwork:
 
 
 def _difference(members: list[nn.Module]) -> str:
-    """Why the members cannot run as one graph; empty if they can."""
+    """Say why the members cannot run as one graph; empty if they can."""
     networks = [inside(m) for m in members if isinstance(m, BayesianNetwork)]
     if len(networks) < len(members):
         return "not all of them are converted"

@@ -69,7 +69,7 @@ class MissingExtraError(MomentpropError, ImportError):
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the user's model an operator stands."""
+    """Says where in the user's model an operator stands."""
 
     operator: str
     module: str

@@ -15,11 +15,11 @@ class Fact:
     """Something that a rule knows of its output beyond its moments; rules/facts.py declares what there is."""
 
     def after(self, step: Any, out: Moments) -> Fact | None:
-        """What still holds behind an operator that acts on each element; by default nothing."""
+        """Say what still holds behind an operator that acts on each element; by default nothing does."""
         return None
 
     def reshaped(self, out: Moments) -> Fact | None:
-        """What still holds of the same elements, in the same order, in another shape; by default nothing."""
+        """Say what still holds of the same elements in another shape; by default nothing does."""
         return None
 
 
@@ -61,7 +61,7 @@ class Moments:
             object.__setattr__(self, "variance", self.variance.expand_as(self.mean))
 
     def fact(self, kind: type[Kind]) -> Kind | None:
-        """What is known of this kind."""
+        """Return the fact of this kind, if there is one."""
         for fact in self.facts:
             if isinstance(fact, kind):
                 return fact
@@ -104,7 +104,7 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class Logits:
-    """What went into a softmax or log-softmax over dimension `dim`, or into a sigmoid: then that is None."""
+    """Holds what went into a softmax or log-softmax over `dim`, or into a sigmoid (`dim` is None)."""
 
     moments: Moments
     dim: int | None
@@ -128,7 +128,7 @@ class Jumps:
 
     @property
     def variance(self) -> Tensor:
-        """What they explain of the output's variance."""
+        """Return the part of the output's variance that they explain."""
         p = self.probabilities
         return (p * (1 - p) * self.effects.square()).sum(0)
 
@@ -177,7 +177,7 @@ def variance_of(value: Any) -> Any:
 
 
 def plain(moments: Moments) -> Moments:
-    """Without what rules know beside moments."""
+    """Drop what rules know beside moments."""
     logits = moments.logits
     if logits is not None:
         logits = Logits(plain(logits.moments), logits.dim)

@@ -129,7 +129,7 @@ class BayesianNetwork(Compiled):
         return rebuild_output(moments, self._trace.out_spec)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BayesianNetwork:
-        """As nn.Module._apply, but with new parameters instead of overwriting the model's."""
+        """Do what nn.Module._apply does, with new parameters instead of overwriting the model's."""
         device = next((t.device for t in self.state_dict(keep_vars=True).values()), torch.device("cpu"))
         moved: dict[int, Tensor] = {}
         for module in self.modules():
@@ -152,7 +152,7 @@ class BayesianNetwork(Compiled):
 
 @dataclass(frozen=True, eq=False)
 class Inside:
-    """What a converted network is made of, for other rooms of the library."""
+    """Shows other rooms of the library what a converted network is made of."""
 
     trace: Trace  # the model as a graph, before any rule has looked at it
     request: Request
@@ -172,7 +172,7 @@ class Inside:
 
 
 def inside(network: BayesianNetwork) -> Inside:
-    """What the network is made of. (No attributes: those names belong to the user's model.)"""
+    """Show what the network is made of. (Not as attributes: those names belong to the user's model.)"""
     return Inside(network._trace, network._request, network._uncertain, network._state(), network._built)
 
 

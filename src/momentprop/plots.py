@@ -316,7 +316,7 @@ def auc_against_samples(
 
 
 def _points_near(x: Any, y: Any, ends: tuple[float, float], n_cells: int = 200) -> Any:
-    """For each point, how many are near: cells of a grid, smoothed over their neighbours.
+    """Count how many points are near each point, in cells of a grid that are smoothed over their neighbours.
 
     A kernel estimate would cost the square of the number of points.
     """

@@ -1,4 +1,4 @@
-"""What a converted network consists of: every operator with the rule in use, its exactness and its shape."""
+"""Lists what a converted network consists of: every operator with its rule, exactness and shape."""
 
 from __future__ import annotations
 

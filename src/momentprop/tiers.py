@@ -25,7 +25,7 @@ class Tier:
 
     @property
     def sweeps(self) -> bool:
-        """Whether a backward sweep gives the covariance of the outputs."""
+        """Say whether a backward sweep gives the covariance of the outputs."""
         return self.cut is not None
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ def named(name: str) -> Tier:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a network besides its inputs: networks with equal requests can run as one."""
+    """Holds what is asked of a network besides its inputs. Networks with equal requests can run as one."""
 
     tier: Tier
     selection: Selection = ALL_OUTPUTS

@@ -1,4 +1,4 @@
-"""What the backward sweep is for: objects that are shown every source of noise it meets."""
+"""Adds up what the backward sweep is for: each object is shown every source of noise it meets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Covariance:
 
 
 class Largest:
-    """What single dropped inputs and units do to the outputs: the largest of them.
+    """Keeps the dropped inputs and units that move each output most.
 
     Variance says how much an output moves, not how. Where drop probabilities are small it stands still most
     of the time and jumps now and then, one jump for every dropped element: to first order the output is its

@@ -1,4 +1,4 @@
-"""Where the backward sweep stops.
+"""Says where the backward sweep stops.
 
 A cut is a region of the graph: the sweep goes through every random value in it, and nowhere else. Random
 values that are made outside and used inside are its frontier. They count as independent sources of noise with

@@ -40,7 +40,7 @@ Finder = Callable[[fx.Graph, Collection[fx.Node]], Mapping[fx.Node, Fused]]  # (
 
 
 def is_lone_dropout(node: Any) -> bool:
-    """Whether it drops elements, one by one, for a single user."""
+    """Say whether it drops elements, one by one, for a single user."""
     if not isinstance(node, fx.Node) or node.target is not aten.dropout.default or len(node.users) > 1:
         return False
     _, probability, train = node.args

@@ -58,7 +58,7 @@ _MOST_WEIGHTS = 8192
 
 
 def pays(n_inputs: int, n_units: int, drop_probability: float) -> bool:
-    """Whether the response to single jumps is worth its cost for this layer."""
+    """Say whether the response to single jumps is worth its cost for this layer."""
     return drop_probability * n_inputs <= _MOST_DROPPED and n_inputs * n_units <= _MOST_WEIGHTS
 
 
@@ -113,7 +113,7 @@ class _Rest:
         return _Rest(variance, all_kept, count, passing, cases)
 
     def without(self, squares: Tensor, jump: Tensor, p: float) -> _Rest:
-        """Less one input each: [..., units, inputs]."""
+        """Take one more input away from each: [..., units, inputs]."""
         passing = None if self.passing is None else self.passing[..., None]
         variance = (self.variance[..., None] - squares).clamp_min(0)
         return _Rest.of(variance, self.all_kept[..., None] - jump, max(self.count - 1, 0), p, passing)

@@ -1,4 +1,4 @@
-"""Which elements of a traced value belong to which sample of the batch.
+"""Finds out which elements of a traced value belong to which sample of the batch.
 
 Covariance is wanted between outputs of one sample. For that the sweep back has to know, at every source of
 noise, which elements belong to which sample; and models move, merge and split their batch dimension as they
@@ -126,7 +126,7 @@ def _bits(value: Tensor) -> Tensor:
 
 
 def _layout_by_size(value: Tensor, batch: int) -> Layout | None:
-    """For values that no sample changes (padding, units that are off): no other size is that of the batch."""
+    """Find the layout of a value that no sample changes (padding, idle units) by the batch's size."""
     for d, size in enumerate(value.shape):
         if size == batch:
             return Layout(math.prod(value.shape[:d]), math.prod(value.shape[d + 1 :]), d == 0)

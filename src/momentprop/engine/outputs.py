@@ -23,7 +23,7 @@ from momentprop.rules.linearization import Linearization, Mapped
 
 @dataclass(frozen=True, eq=False)
 class Swept:
-    """What the sweep back found out about a value."""
+    """Holds what the backward sweep found out about a value."""
 
     covariance: Tensor
     indices: Tensor | None
@@ -45,7 +45,7 @@ class Outputs:
 
     @property
     def count(self) -> int:
-        """How many outputs per sample get a covariance."""
+        """Count the outputs per sample that get a covariance."""
         random = [name for name in self.names if name in self.plan.random]
         return sum(self.selection.count(self.layouts[name].size) for name in random)
 
@@ -71,7 +71,7 @@ class Outputs:
         heads: Mapping[str, Linearization],
         answers: Mapping[str, Answer],
     ) -> dict[str, Moments]:
-        """For probabilities it is the logits' covariance that is swept back to."""
+        """Complete outputs that are random; for probabilities the sweep starts at their logits."""
         known = self.plan.heads
         logits = {n: known[n] for n, out in random.items() if n in known and out.logits is not None}
         through = logits if self.selection.takes_all else {}

@@ -38,7 +38,7 @@ _MOST_INPUTS = 64
 
 
 def pays(n_inputs: int, drop_probability: float) -> bool:
-    """Whether three dropped inputs are rare, and pairs not too many."""
+    """Say whether three dropped inputs are rare, and pairs not too many."""
     return drop_probability * n_inputs <= _MOST_DROPPED and n_inputs <= _MOST_INPUTS
 
 
@@ -55,7 +55,7 @@ class Answers:
 def answers(
     activation: Callable[[Tensor], Any], x: Tensor, p: float, weight: Tensor, bias: Tensor | None
 ) -> Answers:
-    """Of activation(linear(dropout(x))), x not random."""
+    """Compute the answers of activation(linear(dropout(x))) for an x that is not random."""
     pairs = _pairs(weight)
     parts = weight * (x / (1 - p))[..., None, :]  # [..., units, inputs]
     kept = parts.sum(-1, keepdim=True)
@@ -70,7 +70,7 @@ def answers(
 
 
 def _pairs(weight: Tensor) -> Tensor:
-    """Which two inputs make each pair: [inputs, pairs], of ones and zeros."""
+    """Mark the two inputs of each pair by ones: [inputs, pairs]."""
     n = weight.shape[1]
     held = torch.tensor(list(combinations(range(n), 2)), device=weight.device).reshape(1, -1, 2)
     every = torch.arange(n, device=weight.device).reshape(-1, 1, 1)

@@ -44,7 +44,7 @@ _LIKE = (  # noise that asks its argument for a shape alone
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What an output answers to every path."""
+    """Holds what an output answers to every path."""
 
     jumps: Tensor  # kept less dropped times sqrt(p(1-p)): [paths, *shape]
     shift: Tensor  # of its mean
@@ -52,7 +52,7 @@ class Answer:
 
 
 class Paths(nn.Module):
-    """What the outputs answer to each path."""
+    """Computes what the outputs answer to each path."""
 
     def __init__(self, trace: Trace, sources: list[fx.Node], random: set[fx.Node], wanted: list[str]) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Paths(nn.Module):
         )
 
     def forward(self, env: Mapping[str, Any]) -> dict[str, Answer]:
-        """What every output behind a path answers."""
+        """Return what every output behind a path answers."""
         n = len(self.sources)
         given = [mean_of(env[name]) for name in self.boundary]
         masks = []

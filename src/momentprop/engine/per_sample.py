@@ -57,7 +57,7 @@ def _example(value: Any, batched: bool) -> Any:
 
 
 def _dependent(trace: Trace) -> set[fx.Node]:
-    """What depends on the values of the inputs, not on their number alone."""
+    """Find what depends on the values of the inputs, not on their number alone."""
     dependent = set(trace.input_nodes)
     for node in trace.graph.nodes:
         rule = RULES.find(node.target)
@@ -97,7 +97,7 @@ class PerSample(nn.Module):
 
     @property
     def n_outputs(self) -> int:
-        """How many outputs per sample get a covariance."""
+        """Count the outputs per sample that get a covariance."""
         return self.one.n_outputs
 
     def forward(self, *values: Any) -> list[Any]:
@@ -136,7 +136,7 @@ def _size(x: Any, dim: int) -> Any:
 def _layer_norm(
     x: Tensor, shape: list[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Tensor:
-    """For a free batch written out: in its own operator vmap would fix the batch's size."""
+    """Write layer norm out, so that the batch stays free: vmap fixes its size in the operator."""
     if not torch.compiler.is_exporting():
         return F.layer_norm(x, shape, weight, bias, eps)
     variance, mean = torch.var_mean(x, list(range(-len(shape), 0)), correction=0, keepdim=True)

@@ -108,7 +108,7 @@ def make_plan(
 def _without(
     graph: fx.Graph, random: Collection[fx.Node], conditioned: Sequence[fx.Node]
 ) -> Collection[fx.Node]:
-    """What is random if these sources are not."""
+    """Find what is random if these sources are not."""
     if not conditioned:
         return random
     found: set[fx.Node] = set()

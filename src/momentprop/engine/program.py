@@ -27,7 +27,7 @@ Observer = Callable[[str, Any], None]  # is told every random value by the name 
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """What a backward sweep is asked for."""
+    """Holds what a backward sweep is asked for."""
 
     cut: Cut
     fusions: tuple[Finder, ...]
@@ -64,7 +64,7 @@ class Program(nn.Module):
 
     @property
     def n_outputs(self) -> int:
-        """How many outputs per sample get a covariance."""
+        """Count the outputs per sample that get a covariance."""
         return 0 if self.outputs is None else self.outputs.count
 
     def forward(self, *values: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Which outputs get a covariance: all, the largest by mean, or those at given indices."""
+"""Chooses which outputs get a covariance: all, the largest by mean, or those at given indices."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Selection:
         return Selection(indices=indices)
 
     def count(self, size: int) -> int:
-        """How many of this many outputs are chosen."""
+        """Count how many of so many outputs are chosen."""
         if self.largest is not None:
             return min(self.largest, size)
         if self.indices is None:

@@ -49,9 +49,9 @@ class Recorded:
 
 
 class Tape:
-    """What the forward sweep leaves for the backward sweep. Values go by the names of their nodes.
+    """Records what the forward sweep leaves for the backward sweep. Values go by the names of their nodes.
 
-    With `masks` it remembers which noise is that of masks.
+    If `masks`, it keeps dropout masks apart from other noise.
     """
 
     def __init__(self, masks: bool = False) -> None:

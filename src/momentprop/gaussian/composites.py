@@ -54,7 +54,7 @@ def _in_blocks(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_eager(tensors: Sequence[Tensor]) -> bool:
-    """Whether operators run at once and nothing remembers them: no derivatives, no tracing."""
+    """Say whether operators run at once and nothing remembers them: no derivatives, no tracing."""
     if is_in_torch_dispatch_mode() or any(type(tensor) is not Tensor for tensor in tensors):
         return False
     return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))

@@ -54,7 +54,7 @@ def spread_out(moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _reach(effects: Tensor, variance: Tensor) -> Tensor:
-    """How far up sums of effects go: all the way, or as far as matters."""
+    """Bound how far up sums of effects go: all the way, or as far as matters."""
     ups = effects.clamp_min(0)
     few = ups.topk(min(_AT_ONCE, len(ups)), 0).values.sum(0) + 6 * safe_sqrt(variance)
     return torch.minimum(ups.sum(0), few)

@@ -268,7 +268,7 @@ def _max_response(
     spread: Tensor,
     shared: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """With the variance of X1 - X2, theta^2, and twice the covariance (None stands for zero)."""
+    """Take theta^2, the variance of X1 - X2, and twice the covariance (None stands for zero)."""
     theta, difference = safe_sqrt(spread), mean_1 - mean_2
     a = _distance(difference, torch.relu(difference), theta)
     left, first, second = _tail_factors(a)

@@ -67,12 +67,12 @@ def package_runner(path: str) -> Any:
 
 
 def has_kernel(name: str) -> bool:
-    """Whether an operator of this name is registered in this process."""
+    """Say whether an operator of this name is registered in this process."""
     return torch._C._dispatch_has_kernel(name)
 
 
 def is_batched(tensor: Tensor) -> bool:
-    """Whether torch.vmap runs over the tensor: its values cannot be asked for then."""
+    """Say whether torch.vmap runs over the tensor: its values cannot be asked for then."""
     return torch._C._functorch.is_batchedtensor(tensor)
 
 

@@ -59,7 +59,7 @@ def _divisor(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> Tensor | int:
-    """What each window's sum is divided by: where windows hang over the border, not the same everywhere."""
+    """Return what each window's sum is divided by, which differs where windows hang over the border."""
     if divisor_override is not None:
         return divisor_override
     if not ceil_mode and (count_include_pad or not any(per_dimension(padding, n))):

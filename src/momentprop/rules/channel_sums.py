@@ -24,7 +24,7 @@ _BLOCKS = 16  # of channels: memory is that of the output, times channels per bl
 def squares_of_channels(
     d: Tensor, weight: Tensor, stride: list[int], dilation: list[int], groups: int
 ) -> Tensor:
-    """For d [batch, channels, *size], already padded."""
+    """Square and add up the convolutions of single channels of d [batch, channels, *size], already padded."""
     convolve = (F.conv1d, F.conv2d, F.conv3d)[weight.dim() - 3]
     few = weight[0, 0].numel() <= _MOST_TAPS and weight.shape[1] > 1
     return (_by_offset if few else _by_channel)(convolve, d, weight, stride, dilation, groups)

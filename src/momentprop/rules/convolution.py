@@ -122,7 +122,7 @@ def _neighbours(variance: Tensor, weight: Tensor, geometry: Geometry) -> Callabl
 
 
 def _contrast(variance: Tensor, weight: Tensor, geometry: Geometry) -> Callable[..., Tensor]:
-    """Of z_p and z_{p+delta}, as if V were the same everywhere in a channel: its average.
+    """Tell the contrast of z_p and z_{p+delta} as if V were its average everywhere in a channel.
 
     With e = s delta / d as in `_neighbours`, 2 (1 - r), where the correlation r is
     sum_c V_c sum_u w_cu w_c(u-e) over the same with e = 0.

@@ -43,7 +43,7 @@ _SELU_LIMIT = 1.7580993408473766  # -(scale * alpha) of SELU is where it saturat
 
 @dataclass(frozen=True)
 class Mask:
-    """What a mask does to a value: mean times gain, noise weight (V + E[Z]^2), Z = X + shift."""
+    """Says what a mask does to a value: mean times gain, noise weight (V + E[Z]^2), Z = X + shift."""
 
     gain: float | None  # None stands for 1
     weight: float
@@ -68,7 +68,7 @@ class Mask:
         return self.weight * (center * center + x.variance if is_moments(x) else center * center)
 
     def direction(self, x: Any) -> Tensor:
-        """What one mask for many elements moves, times its standard deviation."""
+        """Return what one mask for many elements moves, times its standard deviation."""
         return self.center(x) * self.weight**0.5
 
     def scaled(self, value: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a rule knows of its output beyond the moments of its elements, and how such knowledge goes on.
+"""Declares what a rule knows of its output beyond moments, and how such knowledge goes on.
 
 A fact is declared here, typed, and travels with the moments it is about. By default an operator's output
 knows nothing; operators that act element by element hand on what stays true (`carried`), reshapes what does
@@ -81,7 +81,7 @@ class Neighbours(Fact):
 
 @dataclass(frozen=True, eq=False)
 class Contrast(Fact):
-    """How unlike elements of a channel are that are so far apart, on average: a cheap kind of `Neighbours`.
+    """Says how unlike elements of a channel are on average that are so far apart: cheaper than `Neighbours`.
 
     `told(shifts)` gives one number per sample and channel, [batch, channels, 1, ...], the average over
     positions and over these shifts, with
@@ -144,13 +144,13 @@ class Unexplained(Fact):
 
 
 def neighbours_of(x: Any) -> Callable[..., Tensor | None] | None:
-    """What x tells about its neighbours' covariance, if it does."""
+    """Return the function by which x tells its neighbours' covariance, if it does."""
     fact = x.fact(Neighbours) if isinstance(x, Moments) else None
     return None if fact is None else fact.told
 
 
 def direction_of(x: Any) -> Tensor | None:
-    """What elements of a channel of x share, if that is known."""
+    """Return what elements of a channel of x share, if that is known."""
     fact = x.fact(Shared) if isinstance(x, Moments) else None
     return None if fact is None else fact.direction
 
@@ -188,7 +188,7 @@ def lattice(values: Tensor, start: list[int], step: list[int], count: list[Any])
 
 
 def _same_in_channels(gain: Any, dim: int) -> bool:
-    """Whether all elements of a channel, in a tensor of so many dimensions, have the same gain."""
+    """Say whether all elements of a channel, in a tensor of so many dimensions, have the same gain."""
     if not isinstance(gain, Tensor):
         return True
     return all(gain.shape[d] == 1 for d in range(-min(dim - 2, gain.dim()), 0))

@@ -44,7 +44,7 @@ _EXACTNESS = "approximate: statistics to second order; uncorrelated inputs"
 
 @dataclass(frozen=True)
 class Statistics:
-    """What normalising x over the dimensions `dims` needs, each kept as a dimension of size one."""
+    """Holds what normalising x over the dimensions `dims` needs, each kept as a dimension of size one."""
 
     dims: list[int]
     count: Any

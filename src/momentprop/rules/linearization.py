@@ -32,7 +32,7 @@ class Split(Protocol):
 
     @property
     def batch_first(self) -> bool:
-        """Whether the first dimension is the batch, and nothing else."""
+        """Say whether the first dimension is the batch, and nothing else."""
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[K, *shape] -> [batch, K, elements]."""
@@ -46,7 +46,7 @@ class Noise(ABC):
         """Products of the cotangent with every source of unit variance: [batch, K, sources]."""
 
     def covariance(self, cotangent: Tensor, split: Split) -> Tensor:
-        """What they add to the covariance of the K outputs: [batch, K, K]."""
+        """Return what they add to the covariance of the K outputs: [batch, K, K]."""
         rows = self.rows(cotangent, split)
         return torch.bmm(rows, rows.mT)
 
@@ -143,7 +143,7 @@ class Linearization:
 
 @dataclass(frozen=True, eq=False)
 class Propagated:
-    """What a rule returns: moments of the output, or of each one of a list, and how the operator linearises.
+    """Holds what a rule returns: moments of the output, and how the operator linearises.
 
     `linearize` is called in a sweep that goes back, and nowhere else. It may use what the rule has computed.
     """
@@ -187,7 +187,7 @@ def propagated(result: Any) -> Propagated:
 
 
 def weighted_inputs(out: Moments, *inputs: tuple[Any, Tensor]) -> Linearization:
-    """To first order a weighted sum of inputs, which broadcast; the rest of the variance is noise."""
+    """Linearise a weighted sum of inputs, which broadcast; the rest of the variance is noise."""
     random = [(x, weight) for x, weight in inputs if isinstance(x, Moments)]
     noise = out.variance
     for x, weight in random:

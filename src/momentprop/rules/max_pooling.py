@@ -53,7 +53,7 @@ class Elements:
         return self.covariances.get(frozenset((first, second)))
 
     def variance_of_sum(self, weights: dict[Position, Tensor]) -> Tensor:
-        """Of the weighted sum of the elements."""
+        """Return the variance of the weighted sum of the elements."""
         total: Any = sum(w * w * self.moments[p][1] for p, w in weights.items())
         for pair, covariance in self.covariances.items():
             first, second = pair
@@ -72,13 +72,13 @@ class Maximum:
 
     @staticmethod
     def of(elements: Elements, position: Position) -> Maximum:
-        """Of one element."""
+        """Start with one element."""
         mean, variance = elements.moments[position]
         shared = {p: elements.between(position, p) for p in elements.moments if p != position}
         return Maximum(mean, variance, {position: torch.ones_like(mean)}, shared)
 
     def against(self, elements: Elements, position: Position) -> Maximum:
-        """With one element more: Clark's formulas.
+        """Add one element by Clark's formulas.
 
         Exact for two Gaussians; every further element treats the maximum so far as Gaussian. Covariances
         with the elements still to come follow from
@@ -111,7 +111,7 @@ def maximum_of(x: Moments, windows: Windows) -> tuple[Maximum, Elements]:
 
 
 def _alike_maxima(x: Moments, windows: Windows) -> Propagated | Moments:
-    """With one contrast for all pairs of a window and one variance for each of its rows, where x tells."""
+    """Take one contrast for all pairs of a window and one variance for each of its rows, where x tells."""
     contrast, n = x.fact(Contrast), len(windows.kernel)
     if contrast is None or not windows.tile:
         return _maxima(x, windows)
@@ -204,7 +204,7 @@ def pooled(
     out = Moments(windows.close(mean), windows.close(variance))
 
     def linearize() -> Linearization:
-        """To first order the maximum is the sum of its elements, weighted by their chance to be it."""
+        """Take the maximum as the sum of its elements, weighted by their chance to be it."""
         explained = windows.close(elements.variance_of_sum(weights))
         noise = (out.variance - explained).clamp_min(0)
         if windows.tile:
@@ -216,7 +216,7 @@ def pooled(
 
 
 def _independent_maxima(x: Moments, windows: Windows) -> Moments:
-    """As the paper has it: the elements of a window are independent."""
+    """Take the elements of a window as independent, like the paper."""
     if windows.tile:
         return Moments(*TILED_MAXIMA(x.mean, x.variance, windows.kernel))
     elements = Elements.of(x, windows, correlated=False).moments

@@ -64,7 +64,7 @@ def _tournament(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _order(n: int) -> list[int]:
-    """Which element each place of a tournament's chances belongs to; -1 where there is none."""
+    """Tell which element each place of a tournament's chances belongs to; -1 where there is none."""
     places: list[list[int]] = [[i] for i in range(n)]
     while len(places) > 1:
         half = len(places) // 2

@@ -59,7 +59,7 @@ _by_element(aten.mul.Scalar)
 
 
 def _back_to_first(cotangent: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """From a cotangent [K, *(a @ b).shape] to one of a."""
+    """Pull a cotangent [K, *(a @ b).shape] back to a."""
     if b.dim() == 1:
         back = cotangent[..., None] * b  # a @ b lost its last dimension
     elif a.dim() == 1:
@@ -70,7 +70,7 @@ def _back_to_first(cotangent: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _back_to_second(cotangent: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """From a cotangent [K, *(a @ b).shape] to one of b."""
+    """Pull a cotangent [K, *(a @ b).shape] back to b."""
     if a.dim() == 1:  # a @ b lost the last dimension but one
         back = cotangent[..., None] * a if b.dim() == 1 else a[:, None] * cotangent[..., None, :]
     elif b.dim() == 1:
@@ -101,7 +101,7 @@ def _back(a: Any, b: Any, scale: float = 1) -> Pull:
 
 
 def _noise(op: Any, a: Any, b: Any, scale: float = 1) -> Tensor | None:
-    """What a product of two random matrices adds beyond first order."""
+    """Return what a product of two random matrices adds beyond first order."""
     if not (is_moments(a) and is_moments(b)):
         return None
     found: Tensor = op(a.variance, b.variance) * (scale * scale)

@@ -59,7 +59,7 @@ def mean(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: Any = Non
 def _reduced(
     x: Moments, out: Tensor, dim: Any, keepdim: bool, reduce: Callable[[Tensor], Tensor], count: Any
 ) -> Propagated:
-    """Where only what elements of a channel share is added up, that is known (facts.Shared)."""
+    """Reduce x; what elements of a channel share is known where only those are added up."""
     if min(dimensions(dim, x.mean.dim()), default=0) < 2:
         moments = Moments(out, reduce(x.variance) / count)
     else:

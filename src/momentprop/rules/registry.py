@@ -30,7 +30,7 @@ class Variant(Enum):
 
 
 class Role(Enum):
-    """What an operator has to do with noise."""
+    """Says what an operator has to do with noise."""
 
     MAP = auto()  # takes it from its inputs to its output
     SOURCE = auto()  # brings in noise of its own
@@ -44,7 +44,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """How one operator maps the moments of its inputs to those of its output.
+    """Maps the moments of one operator's inputs to those of its output.
 
     Calling a rule with plain tensors runs the operator itself, so that whatever no dropout reaches
     costs what it costs in the plain network. Only rules that create noise always run.
@@ -128,7 +128,7 @@ RULES = Registry()
 
 @dataclass(frozen=True)
 class Lookup:
-    """Which rules a tier uses."""
+    """Finds the rules that a tier uses."""
 
     variants: tuple[Variant, ...] = ()  # in this order, else the default
     linear: bool = False  # only rules that say how their operator acts on deviations will do

@@ -28,7 +28,7 @@ Back = Callable[[Tensor], Tensor]
 
 
 def _answer(out: Moments, x: Any, source: Any, back_to_x: Back, back_to_source: Back | None) -> Propagated:
-    """Of operators whose cotangents go back to x and to the source, each if it is random."""
+    """Answer for an operator whose cotangents go back to x and to the source, each if it is random."""
 
     def pull(cotangent: Tensor) -> list[Tensor]:
         found = [_per_row(back_to_x, cotangent)] if is_moments(x) else []
@@ -53,7 +53,7 @@ def scatter(x: Any, dim: int, index: Tensor, src: Any) -> Propagated:
 
 
 def _first(source: Any, index: Tensor) -> Any:
-    """Of the source as many elements as there are indices: the others are not written."""
+    """Take as many elements of the source as there are indices: the others are not written."""
     if source.shape == index.shape:
         return source
     part = tuple([slice(n) for n in index.shape])

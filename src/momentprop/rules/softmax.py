@@ -100,7 +100,7 @@ def implicit_probabilities(mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    """To relative precision for a sure class too: log p = -log(1 + what the others weigh)."""
+    """Compute log p = -log(1 + what the others weigh), to relative precision for a sure class too."""
     top = logits.max(-1, keepdim=True)
     index = torch.arange(logits.shape[-1], device=logits.device)
     below = logits - top.values

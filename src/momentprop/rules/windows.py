@@ -63,18 +63,18 @@ class Windows:
 
     @property
     def geometry(self) -> Geometry:
-        """That of a convolution with these windows."""
+        """Return the geometry of a convolution with these windows."""
         pads = [(p, p + b) for p, b in zip(self.padding, self.beyond, strict=True)]
         return Geometry(self.stride, pads, self.dilation, 1)
 
     @property
     def positions(self) -> list[Position]:
-        """In the window, row by row."""
+        """List the positions in a window, row by row."""
         return list(product(*map(range, self.kernel)))
 
     @property
     def tile(self) -> bool:
-        """Whether every element of the input lies in at most one window, and windows inside the input."""
+        """Say whether every element of the input lies in at most one window, and windows inside the input."""
         inside = not any(self.padding) and not any(self.beyond)
         return inside and self.kernel == self.stride and all(d == 1 for d in self.dilation)
 
@@ -112,7 +112,7 @@ class Windows:
         return values[0][0]
 
     def covariance(self, x: Moments, first: Position, second: Position) -> Tensor | None:
-        """Between two elements of every window, where x tells; None stands for zero."""
+        """Return the covariance of two elements of every window, where x tells; None stands for zero."""
         neighbours, n = neighbours_of(x), len(self.kernel)
         if neighbours is None:
             return None

@@ -134,7 +134,7 @@ class Run:
         return next((v.device for v in self.given if isinstance(v, Tensor)), torch.device("cpu"))
 
     def samples_at_once(self, working_set: int) -> int:
-        """How many samples run as one batch, with activations of at most `working_set` elements each."""
+        """Count how many samples run as one batch, with at most `working_set` elements per activation."""
         values = [n.meta.get("val") for n in self.sampler.sampled]
         sizes = [math.prod(self._shape(v)) for v in values if isinstance(v, Tensor) and self._is_known(v)]
         return max(1, working_set // max([1, *sizes]))
@@ -177,7 +177,7 @@ class Run:
             yield draw
 
     def _is_known(self, value: Tensor) -> bool:
-        """Whether its size follows from those of the inputs, not from values."""
+        """Say whether its size follows from those of the inputs, not from values."""
         sizes: list[Any] = [size for size in value.shape if isinstance(size, torch.SymInt)]
         return all(symbol in self.sizes for size in sizes for symbol in size.node.expr.free_symbols)
 
