@@ -2,6 +2,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Where no bytecode is written, as in many containers, each of the processes that tests start compiles torch anew:
+# a second or two every time, and ten seconds in a worker of pytest. It goes outside the source.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
+
 .PHONY: demo test format clean
 
 demo: $(VENV)/demo
