@@ -25,6 +25,7 @@ from momentprop.benchmarking.subject import Subject, paper_subject
 from momentprop.benchmarking.turns import Times, take_turns
 from momentprop.benchmarking.work import work_of
 from momentprop.cli.app import app
+from benched import subject
 from small import cnn, mlp
 
 FACTORY = """
@@ -33,11 +34,6 @@ def make():
     nn = torch.nn
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
 """
-
-
-def subject() -> Subject:
-    torch.manual_seed(0)
-    return Subject("small", (torch.randn(2, 4),), mlp().eval())
 
 
 def quiet(*_: object) -> None:
