@@ -26,8 +26,8 @@ def pytest_collectstart() -> None:
 def seeded():
     """Every test draws the same numbers, whichever tests run before it.
 
-    Tests run on the CPU. For other devices `torch.manual_seed` would keep every seed with a traceback, which takes
-    0.4 ms a test.
+    Tests run on the CPU. For other devices `torch.manual_seed` would keep every seed with a traceback, which
+    takes 0.4 ms a test.
     """
     torch.default_generator.manual_seed(0)
 

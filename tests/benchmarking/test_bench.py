@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import momentprop as mp
+from benched import subject
 from momentprop.benchmarking import run as running
 from momentprop.benchmarking import turns
 from momentprop.benchmarking.methods import Method, choose
@@ -25,7 +26,6 @@ from momentprop.benchmarking.subject import Subject, paper_subject
 from momentprop.benchmarking.turns import Times, take_turns
 from momentprop.benchmarking.work import work_of
 from momentprop.cli.app import app
-from benched import subject
 from small import cnn, mlp
 
 FACTORY = """
