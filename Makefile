@@ -7,17 +7,23 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
 
-.PHONY: demo test format clean
+.PHONY: demo test types suite format clean
 
 demo: $(VENV)/demo
 	$(BIN)/momentprop demo --out demo
 
-# Without torch's cache of fake tensors, networks are traced in two thirds of the time.
 test: $(VENV)/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+	$(MAKE) --no-print-directory --jobs=2 types suite
+
+# Beside the tests, which at times wait for processes.
+types: $(VENV)/dev
 	$(BIN)/mypy
+
+# Without torch's cache of fake tensors, networks are traced in two thirds of the time.
+suite: $(VENV)/dev
 	OMP_NUM_THREADS=1 TORCH_FAKE_TENSOR_DISPATCH_CACHE=0 $(BIN)/pytest -n auto --dist worksteal
 
 format: $(VENV)/dev
