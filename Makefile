@@ -2,17 +2,28 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test format clean
+# Where no bytecode is written, as in many containers, each of the processes that tests start compiles torch anew:
+# a second or two every time, and ten seconds in a worker of pytest. It goes outside the source.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
+
+.PHONY: demo test types suite format clean
 
 demo: $(VENV)/demo
 	$(BIN)/momentprop demo --out demo
 
-# Without torch's cache of fake tensors, networks are traced in two thirds of the time.
 test: $(VENV)/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+	$(MAKE) --no-print-directory --jobs=2 types suite
+
+# Beside the tests, which at times wait for processes.
+types: $(VENV)/dev
 	$(BIN)/mypy
+
+# Without torch's cache of fake tensors, networks are traced in two thirds of the time.
+suite: $(VENV)/dev
 	OMP_NUM_THREADS=1 TORCH_FAKE_TENSOR_DISPATCH_CACHE=0 $(BIN)/pytest -n auto --dist worksteal
 
 format: $(VENV)/dev

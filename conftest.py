@@ -22,13 +22,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_collectstart() -> None:
     """Every module draws the same numbers when it is read: torch starts each process with another seed."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """Every test draws the same numbers, whichever tests run before it."""
-    torch.manual_seed(0)
+    """Every test draws the same numbers, whichever tests run before it.
+
+    Tests run on the CPU. For other devices `torch.manual_seed` would keep every seed with a traceback, which
+    takes 0.4 ms a test.
+    """
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

@@ -268,18 +268,6 @@ class TestModule:
         x = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
         assert torch.autograd.gradcheck(lambda v: (bnn(v).mean, bnn(v).variance), (x,))
 
-    def test_compiles_without_a_graph_break(self) -> None:
-        model = mlp().eval()
-        bnn = mp.convert(model, torch.zeros(2, 4))
-        explained = torch._dynamo.explain(bnn)(torch.randn(3, 4))
-        assert explained.graph_break_count == 0
-        compiled = torch.compile(bnn, fullgraph=True, backend="eager", dynamic=True)
-        for batch in (2, 3, 9):
-            x = torch.randn(batch, 4)
-            torch.testing.assert_close(compiled(x).variance, bnn(x).variance)
-            noisy = mp.Moments(x, torch.rand_like(x))
-            torch.testing.assert_close(compiled(noisy).variance, bnn(noisy).variance)
-
     def test_exports_with_a_dynamic_batch(self) -> None:
         bnn = mp.convert(cnn().eval(), torch.zeros(2, 3, 8, 8))
         x = torch.randn(3, 3, 8, 8)

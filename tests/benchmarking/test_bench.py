@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import momentprop as mp
+from benched import subject
 from momentprop.benchmarking import run as running
 from momentprop.benchmarking import turns
 from momentprop.benchmarking.methods import Method, choose
@@ -33,11 +34,6 @@ def make():
     nn = torch.nn
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
 """
-
-
-def subject() -> Subject:
-    torch.manual_seed(0)
-    return Subject("small", (torch.randn(2, 4),), mlp().eval())
 
 
 def quiet(*_: object) -> None:

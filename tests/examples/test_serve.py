@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import sys
@@ -19,10 +20,10 @@ import momentprop as mp
 from scripts import script
 from small import mlp
 
-for package in ("fastapi", "httpx2", "prometheus_client", "onnxruntime", "onnxscript"):
-    pytest.importorskip(package, reason="comes with the extras serve and onnx")
-
-from fastapi.testclient import TestClient  # noqa: E402
+PACKAGES = ("fastapi", "httpx2", "prometheus_client", "onnxruntime", "onnxscript")
+pytestmark = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, PACKAGES)), reason="comes with the extras serve and onnx"
+)
 
 NPY = {"Content-Type": "application/x-npy"}
 
@@ -47,11 +48,17 @@ def file(network: torch.nn.Module, tmp_path_factory: pytest.TempPathFactory) -> 
     return path
 
 
+def client_of(app: Any, **options: Any) -> Any:
+    from fastapi.testclient import TestClient
+
+    return TestClient(app, **options)
+
+
 @pytest.fixture
 def client(serve: ModuleType, file: Path) -> Iterator[Any]:
     limits = serve.Limits(body_bytes=4000, images=8, queue=2, batch=4)
     classifier = serve.Classifier(file, ["cat", "dog", "ship"], abstain_above=1.0, threads=1)
-    with TestClient(serve.create_app(classifier, limits)) as found:
+    with client_of(serve.create_app(classifier, limits)) as found:
         yield found
 
 
@@ -208,7 +215,7 @@ def test_an_error_inside_is_500_and_the_service_goes_on(serve: ModuleType, file:
     def broken(images: np.ndarray) -> Any:
         raise RuntimeError("broken")
 
-    with TestClient(serve.create_app(classifier), raise_server_exceptions=False) as client:
+    with client_of(serve.create_app(classifier), raise_server_exceptions=False) as client:
         classifier.run = broken
         assert client.post("/predict", content=body, headers=NPY).status_code == 500
         classifier.run = real
@@ -218,7 +225,7 @@ def test_an_error_inside_is_500_and_the_service_goes_on(serve: ModuleType, file:
 def test_answers_that_cannot_be_divided_do_not_end_the_service(serve: ModuleType, file: Path) -> None:
     classifier = serve.Classifier(file)
     real, body = classifier.run, npy(np.zeros((1, 4), np.float32))
-    with TestClient(serve.create_app(classifier), raise_server_exceptions=False) as client:
+    with client_of(serve.create_app(classifier), raise_server_exceptions=False) as client:
         classifier.run = lambda images: {"probs": np.float32(1)}
         assert client.post("/predict", content=body, headers=NPY).status_code == 500
         classifier.run = real

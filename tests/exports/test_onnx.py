@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from small import mlp
 
 onnx = pytest.importorskip("onnx", reason="comes with the extra onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="comes with the extra onnx")
-pytest.importorskip("onnxscript", reason="comes with the extra onnx")
+pytestmark = pytest.mark.skipif(find_spec("onnxscript") is None, reason="comes with the extra onnx")
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -57,6 +58,7 @@ def test_moments(fidelity: str, tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), state)  # the caller's random numbers are left alone
     assert max(metadata.options["errors"].values()) < 1e-5
     assert metadata.options["opset"] == 20
+    holds_nothing_twice(tmp_path / "model.onnx")
     x = torch.randn(5, 1, 8, 8)
     found, wanted = run(tmp_path / "model.onnx", x), bnn(x)
     names = ["mean", "variance", "covariance"] if fidelity == "accurate" else ["mean", "variance"]
@@ -67,6 +69,13 @@ def test_moments(fidelity: str, tmp_path: Path) -> None:
     assert again == metadata
     assert again.note == "a note"
     assert again.inputs[0].shape == ("batch", 1, 8, 8)
+
+
+def holds_nothing_twice(path: Path) -> None:
+    nodes = onnx.load(path).graph.node
+    calls = [(n.op_type, *n.input, *sorted(a.SerializeToString() for a in n.attribute)) for n in nodes]
+    assert len(set(calls)) == len(calls)
+    assert not {"Identity", "Constant"} & {n.op_type for n in nodes}
 
 
 @pytest.mark.parametrize("classes", [1, 2, 3])
@@ -115,13 +124,19 @@ def test_noise_of_every_output(option: str, tmp_path: Path) -> None:
 
 
 class Recurrent(nn.Module):
+    layer: type[nn.RNNBase] = nn.LSTM
+
     def __init__(self) -> None:
         super().__init__()
         self.embed, self.dropout = nn.Embedding(11, 6), nn.Dropout(0.2)
-        self.lstm, self.head = nn.LSTM(6, 5, batch_first=True), nn.Linear(5, 3)
+        self.recurrent, self.head = self.layer(6, 5, batch_first=True), nn.Linear(5, 3)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.lstm(self.dropout(self.embed(tokens)))[0][:, -1])
+        return self.head(self.recurrent(self.dropout(self.embed(tokens)))[0][:, -1])
+
+
+class Simple(Recurrent):
+    layer = nn.RNN
 
 
 class Attention(nn.Module):
@@ -134,11 +149,18 @@ class Attention(nn.Module):
         return self.head(self.layer(x).mean(1))
 
 
-@pytest.mark.parametrize("fidelity", ["fast", "accurate"])
+TOKENS, VECTORS = torch.arange(4).reshape(2, 2), torch.ones(2, 3, 8)
+
+
 @pytest.mark.parametrize(
-    ("build", "example"),
-    [(Recurrent, torch.arange(4).reshape(2, 2)), (Attention, torch.ones(2, 3, 8))],
-    ids=["lstm", "attention"],
+    ("build", "example", "fidelity"),
+    [
+        (Simple, TOKENS, "fast"),
+        (Recurrent, TOKENS, "accurate"),  # whose forward pass is that of `fast`
+        (Attention, VECTORS, "fast"),
+        (Attention, VECTORS, "accurate"),
+    ],
+    ids=["rnn-fast", "lstm-accurate", "attention-fast", "attention-accurate"],
 )
 def test_recurrent_networks_and_attention(
     build: type[nn.Module], example: Tensor, fidelity: str, tmp_path: Path
@@ -309,24 +331,27 @@ def test_sizes_of_one_but_not_the_batch_are_squeezed(tmp_path: Path) -> None:
     assert max(metadata.options["errors"].values()) < 1e-5
 
 
-@pytest.mark.parametrize("padding", [1, "same"])
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_convolutions_without_bias(n: int, padding: Any, tmp_path: Path) -> None:
+class Convolutions(nn.Module):
+    """In one to three dimensions, with two kinds of padding, and all without bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        self.layers = nn.ModuleList(
+            kind(2, 3, 3, padding=padding, bias=False) for kind in kinds for padding in (1, "same")
+        )
+
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        noisy = [torch.dropout(x, 0.2, True) for x in inputs for _ in range(2)]
+        return [layer(x) for layer, x in zip(self.layers, noisy, strict=True)]
+
+
+def test_convolutions_without_bias(tmp_path: Path) -> None:
     """The exporter gives some of them a bias of zeros, of a shape that ONNX Runtime refuses."""
-    convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[n - 1](2, 3, 3, padding=padding, bias=False)
-    bnn = mp.convert(nn.Sequential(nn.Dropout(0.2), convolution), torch.randn(2, 2, *[4] * n), "fast")
-    mp.export_onnx(bnn, tmp_path / "model.onnx")
+    inputs = tuple(torch.randn(2, 2, *[4] * n) for n in (1, 2, 3))
+    mp.export_onnx(mp.convert(Convolutions(), inputs, "fast"), tmp_path / "model.onnx")
     graph = onnx.load(tmp_path / "model.onnx").graph
-    assert [len(node.input) for node in graph.node if node.op_type == "Conv"] == [2, 2]
-
-
-def test_files_hold_nothing_twice(tmp_path: Path) -> None:
-    bnn = mp.convert(tiny_cnn(), torch.randn(2, 1, 8, 8), "fast")
-    mp.export_onnx(bnn, tmp_path / "model.onnx")
-    nodes = onnx.load(tmp_path / "model.onnx").graph.node
-    calls = [(n.op_type, *n.input, *sorted(a.SerializeToString() for a in n.attribute)) for n in nodes]
-    assert len(set(calls)) == len(calls)
-    assert not {"Identity", "Constant"} & {n.op_type for n in nodes}
+    assert [len(node.input) for node in graph.node if node.op_type == "Conv"] == [2] * 12
 
 
 def test_the_comparison_sees_errors() -> None:

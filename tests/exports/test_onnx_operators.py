@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,7 @@ from momentprop.gaussian import normal as gaussian
 
 onnx = pytest.importorskip("onnx", reason="comes with the extra onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="comes with the extra onnx")
-pytest.importorskip("onnxscript", reason="comes with the extra onnx")
-
-from momentprop.exports.onnx_operators import short_translations  # noqa: E402
+pytestmark = pytest.mark.skipif(find_spec("onnxscript") is None, reason="comes with the extra onnx")
 
 MEANS = torch.cat([torch.linspace(-8, 8, 65), torch.tensor([0.0, 1e3, -1e3, 1e-3, 1e30, -1e30])])
 VARIANCES = torch.tensor([0.0, 1e-35, 1e-8, 1e-3, 1.0, 30.0, 1e8])
@@ -34,6 +33,8 @@ class Rectified(nn.Module):
 
 
 def in_onnx_runtime(module: nn.Module, *inputs: Tensor) -> list[Tensor]:
+    from momentprop.exports.onnx_operators import short_translations
+
     program = torch.onnx.export(
         module, inputs, dynamo=True, verbose=False, custom_translation_table=short_translations()
     )

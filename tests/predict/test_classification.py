@@ -331,20 +331,6 @@ def test_differentiable() -> None:
     assert torch.autograd.gradcheck(nll, (mean, root), atol=1e-4)
 
 
-@pytest.mark.parametrize("head", [[], [nn.Softmax(-1)], [nn.Sigmoid()]], ids=str)
-def test_compiles_with_the_network(head: list[nn.Module]) -> None:
-    bnn = mp.convert(network(*head), X, "accurate")
-
-    def predict(x: Tensor) -> tuple[Tensor, Tensor]:
-        p = mp.classify(bnn(x))
-        return p.probs, p.mutual_information
-
-    expected = predict(X)
-    with torch.no_grad():
-        found = torch.compile(predict, fullgraph=True, backend="aot_eager")(X)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
 def test_probabilities_are_not_taken_for_logits() -> None:
     """Where the softmax is not the last operator, it is not recognised."""
     p = torch.randn(20, 3).softmax(1)

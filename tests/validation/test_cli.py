@@ -168,7 +168,8 @@ def test_ctrl_c_in_a_terminal(folder: Path) -> None:
     arguments += ["--task", "moments", "--tier", "fast"]  # no metrics: importing them takes seconds
     child, terminal = pty.fork()
     if child == 0:
-        os.environ |= {"TERM": "xterm", "COLUMNS": "120", "PYTHONPATH": str(folder)}
+        path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+        os.environ |= {"TERM": "xterm", "COLUMNS": "120", "PYTHONPATH": path}
         os.execv(sys.executable, [sys.executable, "-c", command, "validate", *arguments])
     said, pressed = "", False
     with contextlib.suppress(OSError):  # the end, on Linux
