@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from momentprop.capture.agreement import Outputs, differing, evaluated
-from momentprop.capture.exporting import PREFIX, export
+from momentprop.capture.exporting import ONE_AT_A_TIME, PREFIX, export
 from momentprop.capture.idle import hides_noise, outputs_of
 from momentprop.capture.layerdrop import BranchByChanceError
 from momentprop.capture.noise import DROPOUTS
@@ -99,7 +99,8 @@ def trace(model: nn.Module, inputs: Any) -> Trace:
     if not any(isinstance(leaf, Tensor) for leaf in leaves):
         raise InputError("the example inputs contain no tensor")
     args, kwargs = pytree.tree_unflatten(leaves, signature.spec)
-    made = _trace(model, args, kwargs, signature)
+    with ONE_AT_A_TIME:  # what is run to compare with must not run while another thread exports
+        made = _trace(model, args, kwargs, signature)
     batched = tuple(_has_symbolic_batch(node) for node in made.input_nodes)
     return dataclasses.replace(made, signature=dataclasses.replace(signature, batched=batched))
 

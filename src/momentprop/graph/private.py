@@ -5,7 +5,12 @@ They may move or change with any release of torch, so each stands here with what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import builtins
+import contextlib
+import importlib
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -27,6 +32,7 @@ __all__ = [
     "core_aten_decompositions",
     "decomposition_table",
     "enable_python_dispatcher",
+    "export_for_one_thread",
     "forget_compiled",
     "has_kernel",
     "is_batched",
@@ -87,3 +93,93 @@ def without_autograd_cache() -> AbstractContextManager[Any]:
     from torch._functorch import config
 
     return config.patch(enable_autograd_cache=False)
+
+
+@contextlib.contextmanager
+def export_for_one_thread() -> Iterator[None]:
+    """What torch.export does to the whole process, it does to this thread alone. One thread at a time enters.
+
+    It switches cuDNN and oneDNN off and says to all code that it is being compiled; it replaces `max`, `min`
+    and `math.pow`, and keeps its modes where all threads set them aside for a moment, even to print a tensor.
+    Its tracer patches methods of `nn.Module`, and where a module stands at two places of the model it hands
+    out proxies of modules, to whoever asks.
+    """
+    from torch._export.utils import _compiling_state_context
+    from torch.fx.experimental import proxy_tensor
+
+    _trace: Any = importlib.import_module("torch.export._trace")
+
+    here = _Here()
+
+    @contextlib.contextmanager
+    def compiling() -> Iterator[None]:
+        with _compiling_state_context():
+            torch.compiler._is_compiling_flag = here  # type: ignore[assignment]
+            torch.compiler._is_exporting_flag = here  # type: ignore[assignment]
+            yield
+
+    @contextlib.contextmanager
+    def builtin_ops() -> Iterator[None]:
+        before = {name: getattr(module, name) for module, name in _BUILTINS}
+        with override():
+            for module, name in _BUILTINS:
+                setattr(module, name, here.only(getattr(module, name), before[name]))
+            yield
+
+    class PerThread(threading.local, torch._ops._ModeStackStateForPreDispatch):
+        pass
+
+    override = _trace._override_builtin_ops
+    changes: list[tuple[Any, str, Any]] = [
+        (
+            _trace,
+            "_ignore_backend_decomps",
+            contextlib.nullcontext,
+        ),  # operators are recorded before they choose
+        (_trace, "_compiling_state_context", compiling),
+        (_trace, "_override_builtin_ops", builtin_ops),
+        (torch._ops, "_mode_stack_state_for_pre_dispatch", PerThread()),
+        (proxy_tensor, "_ModuleStackTracer", _tracer(proxy_tensor._ModuleStackTracer, here)),
+    ]
+    before = [getattr(module, name) for module, name, _ in changes]
+    for module, name, new in changes:
+        setattr(module, name, new)
+    try:
+        yield
+    finally:
+        for (module, name, _), old in zip(changes, before, strict=True):
+            setattr(module, name, old)
+
+
+_BUILTINS: tuple[tuple[Any, str], ...] = ((builtins, "max"), (builtins, "min"), (math, "pow"))
+
+
+class _Here:
+    """True in the thread that made it."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
+    def __bool__(self) -> bool:
+        return self.thread == threading.get_ident()
+
+    def only(self, function: Callable[..., Any], elsewhere: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: (function if self else elsewhere)(*args, **kwargs)
+
+
+def _tracer(kind: Any, here: _Here) -> Any:
+    class Tracer(kind):
+        def getattr(self, attr: str, attr_val: object, *rest: Any) -> object:
+            return super().getattr(attr, attr_val, *rest) if here else attr_val
+
+        def call_module(self, m: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            return super().call_module(m, forward, args, kwargs) if here else forward(*args, **kwargs)
+
+        def trace(self, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return super().trace(*args, **kwargs)
+            except RuntimeError as error:  # torch.export would print this, the whole graph, on stderr
+                vars(error).pop("partial_fx_graph", None)
+                raise
+
+    return Tracer
