@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import random
 import sys
 import threading
@@ -96,7 +97,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "shared"])
+@pytest.mark.parametrize("name", MODELS)
 def test_a_model_that_serves_answers_the_same(name: str) -> None:
     make, shape = MODELS[name]
     model, x = make().eval(), torch.randn(2, *shape)
@@ -127,6 +128,36 @@ def test_a_model_of_another_kind_serves_too() -> None:
     with meanwhile(serve):
         for _ in range(3):
             mp.convert(Shares(), x, fidelity="fast")
+
+
+def test_a_compiled_model_serves_too() -> None:
+    model, x = mlp().eval(), torch.randn(3, 4)
+    compiled = torch.compile(mlp().eval(), backend="eager")
+    answer = compiled(x)
+
+    def serve() -> None:
+        assert torch.equal(compiled(x), answer)
+
+    with meanwhile(serve):
+        for _ in range(3):
+            mp.convert(model, x, fidelity="fast")
+    assert not vars(x)  # attributes would have the next call compiled anew
+
+
+def test_printed_tensors_and_built_in_functions() -> None:
+    """Tensors are printed without modes, and those of the thread that traces stay in force."""
+    x = torch.randn(3)
+
+    def look() -> None:
+        assert repr(x).startswith("tensor")
+        assert type(math.pow(2, 3)) is float
+        assert not torch.compiler.is_exporting()
+        assert torch.backends.mkldnn.enabled == mkldnn
+
+    mkldnn = torch.backends.mkldnn.enabled
+    with meanwhile(look):
+        for _ in range(3):
+            mp.convert(cnn(), torch.randn(2, 3, 8, 8), fidelity="fast")
 
 
 def test_two_threads_convert_at_once() -> None:

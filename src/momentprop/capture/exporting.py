@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -23,10 +22,6 @@ from momentprop.graph import private
 
 _TORCH = inspect.getfile(torch).removesuffix("__init__.py")
 PREFIX = "model."  # what wrapping puts before every name
-
-# torch.export changes torch for the process while it runs: methods of nn.Module, `max` and `min`, flags. A
-# thread that exports while another does finds, and may leave behind, what belongs to the other.
-ONE_AT_A_TIME = threading.RLock()
 
 
 class _Call(nn.Module):
@@ -66,7 +61,7 @@ def export(
         return program, *kept[-1]
 
     try:
-        with ONE_AT_A_TIME, private.export_for_one_thread(), speechless(), torch.no_grad():
+        with private.export_for_one_thread(), speechless(), torch.no_grad():
             return without_branches(model, run)
     except BranchByChanceError:
         raise

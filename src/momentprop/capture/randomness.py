@@ -16,6 +16,8 @@ class OwnNumbers(TorchDispatchMode):
     The few that take no generator draw from the shared one, which is put back after each of them.
     """
 
+    supports_higher_order_operators = True  # such as torch.cond, which draws nothing itself
+
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.seed = seed
@@ -24,7 +26,7 @@ class OwnNumbers(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if not isinstance(func, OpOverload) or torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         takes = _with_generator(func)
         if takes is None:
