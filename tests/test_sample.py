@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 import momentprop as mp
 from momentprop.sample import _SAMPLERS
@@ -298,3 +299,23 @@ def test_memory_stays_bounded(noise: str) -> None:
     with Watching():
         mp.monte_carlo(bnn, x, n_samples=100, keep_samples=False)
     assert largest <= 2**21
+
+
+def test_sampled_moments_are_a_node_of_trees() -> None:
+    mean = torch.randn(3, 2, requires_grad=True)
+    kept = torch.randn(5, 3, 2, requires_grad=True)
+    options = {"n_samples": 5, "mean_error": mean * 2, "variance_error": mean**2, "kept": kept}
+    moments = mp.SampledMoments(mean, mean**2, **options, head=("softmax", 1))
+    apart = moments.detach()
+    assert type(apart) is mp.SampledMoments
+    fields = (apart.mean, apart.variance, apart.mean_error, apart.variance_error, apart.kept)
+    assert not any(tensor.requires_grad for tensor in fields)
+    assert (apart.n_samples, apart.head) == (5, ("softmax", 1))
+    assert torch.equal(apart.samples, kept)
+    assert mean.requires_grad
+    leaves, spec = pytree.tree_flatten(moments)
+    assert all(isinstance(leaf, Tensor) for leaf in leaves if leaf is not None)
+    again = pytree.tree_unflatten(leaves, spec)
+    assert torch.equal(again.mean_error, moments.mean_error)
+    assert again.head == moments.head
+    assert moments.to(torch.float64).kept.dtype == torch.float64

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from momentprop.capture.signature import rebuild_output, split_inputs
 from momentprop.capture.trace import Trace, trace
@@ -47,21 +48,7 @@ class SampledMoments(Moments):
     head: tuple[str, int | None] | None = None  # what made these of logits, and the dimension of classes
 
     def to(self, *args: Any, **kwargs: Any) -> SampledMoments:
-        tensors = (self.mean, self.variance, self.mean_error, self.variance_error, self.kept)
-        mean, variance, mean_error, variance_error, kept = (
-            None if v is None else v.to(*args, **kwargs) for v in tensors
-        )
-        assert mean is not None
-        assert variance is not None
-        return SampledMoments(
-            mean,
-            variance,
-            n_samples=self.n_samples,
-            mean_error=mean_error,
-            variance_error=variance_error,
-            kept=kept,
-            head=self.head,
-        )
+        return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(*args, **kwargs), self)
 
     @property
     def samples(self) -> Tensor:
@@ -71,6 +58,21 @@ class SampledMoments(Moments):
                 "the samples were streamed, not kept; call monte_carlo(..., keep_samples=True)"
             )
         return self.kept
+
+
+_TENSORS = ("mean", "variance", "mean_error", "variance_error", "kept")
+pytree.register_pytree_node(
+    SampledMoments,
+    lambda m: ([getattr(m, name) for name in _TENSORS], (m.n_samples, m.head)),
+    lambda values, known: SampledMoments(
+        **dict(zip(_TENSORS, values, strict=True)), n_samples=known[0], head=known[1]
+    ),
+    serialized_type_name="momentprop.SampledMoments",
+    flatten_with_keys_fn=lambda m: (
+        [(pytree.GetAttrKey(name), getattr(m, name)) for name in _TENSORS],
+        (m.n_samples, m.head),
+    ),
+)
 
 
 def monte_carlo(

@@ -7,10 +7,8 @@ once, and outputs are compared; where they differ, the classes of modules that d
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +19,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from momentprop.capture.arming import borrowed, is_armed, is_torchs_own
+from momentprop.capture.arming import is_armed, is_torchs_own
+from momentprop.capture.chance import own_draws
+from momentprop.capture.quiet import silent
+from momentprop.capture.randomness import OwnNumbers
+from momentprop.capture.replica import replica
 from momentprop.capture.signature import flatten_output
 
 _SEEDS = 4  # runs of a model that draws random numbers in eval mode, until its outputs differ
@@ -33,7 +35,7 @@ class Outputs:
 
     leaves: list[Any]
     spec: pytree.TreeSpec
-    drawn: Tensor | None = None  # the state of the random number generator afterwards
+    draws: int = 0  # how many operators drew random numbers
     random: bool = False  # other values every time: dropout that no training flag switches off
 
     def agrees(self, leaves: Sequence[Any], spec: pytree.TreeSpec) -> bool:
@@ -79,7 +81,7 @@ def evaluated(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """The outputs in eval mode; None if the model does not run."""
     try:
         first = _run(model, args, kwargs, lambda module: False)
-        others = range(1, _SEEDS) if _draws(first) else ()
+        others = range(1, _SEEDS) if first.draws else ()
         for seed in others:
             second = _run(model, args, kwargs, lambda module: False, seed)
             if not first.agrees(second.leaves, second.spec):
@@ -87,12 +89,6 @@ def evaluated(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     except Exception:  # tracing will fail too, and say why
         return None
     return first
-
-
-def _draws(outputs: Outputs) -> bool:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return not torch.equal(torch.get_rng_state(), outputs.drawn)  # type: ignore[arg-type]
 
 
 def differing(
@@ -110,7 +106,7 @@ def differing(
         try:
             with idle:
                 outputs = _run(model, args, kwargs, functools.partial(_is, kind))
-            is_noise = not torch.equal(outputs.drawn, reference.drawn)  # type: ignore[arg-type]
+            is_noise = outputs.draws != reference.draws
             agrees = reference.same_shapes if is_noise else reference.agrees
             differs = not agrees(outputs.leaves, outputs.spec)
         except Exception:
@@ -166,19 +162,22 @@ def _run(
     training: Callable[[nn.Module], bool],
     seed: int = 0,
 ) -> Outputs:
-    """The outputs with modules in training mode as said."""
-    fast = torch.backends.mha.get_fastpath_enabled()
+    """The outputs of a replica with modules in training mode as said."""
     args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(borrowed(model, copy_tensors=True))
-        # the fused path of eval mode leaves out padding, which the model in training computes
-        torch.backends.mha.set_fastpath_enabled(False)
-        stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
-        for module in model.modules():
+    with torch.no_grad(), silent(), own_draws(), OwnNumbers(seed) as numbers, _NoFastPath():
+        twin = replica(model, copy_tensors=True)
+        for module in twin.modules():
             module.training = training(module)
-        torch.manual_seed(seed)
-        leaves, spec = flatten_output(model(*args, **kwargs))
-        return Outputs(leaves, spec, torch.get_rng_state())
+        leaves, spec = flatten_output(twin(*args, **kwargs))
+    return Outputs(leaves, spec, numbers.draws)
+
+
+class _NoFastPath(TorchFunctionMode):
+    """Keeps torch.nn's transformers from the fused path of eval mode.
+
+    That leaves out padding, which the model in training computes; it is not taken where functions are
+    overridden, as here by themselves.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-import sys
-from collections.abc import Iterator
-from typing import Any
+from torch import nn
 
-import torch
-from torch import Tensor, nn
+from momentprop.capture.replica import replica
 
 # Layers of torch.nn whose dropout depends on their training flag. Its other layers stay in eval mode, as
 # does every layer that holds running statistics; layers written by users are armed, since any may call
@@ -26,45 +21,12 @@ _ARMED = (
 )
 
 
-@contextlib.contextmanager
-def armed(model: nn.Module, disarm: frozenset[str] = frozenset()) -> Iterator[None]:
-    """Dropout in training mode, everything that normalises in eval mode; restored afterwards."""
-    with borrowed(model):
-        for name, module in model.named_modules():
-            module.training = name not in disarm and is_armed(module)
-        yield
-
-
-@contextlib.contextmanager
-def borrowed(model: nn.Module, copy_tensors: bool = False) -> Iterator[None]:
-    """Whatever happens to the model's modules meanwhile is forgotten: modes, attributes, hooks, lists.
-
-    With `copy_tensors` also what is written to buffers and other tensors, though not to parameters. Random
-    number generators are put back too.
-    """
-    kept = [(module, module.__dict__) for module in model.modules()]
-    copies: dict[int, Tensor] = {}
-
-    def fresh(value: Any) -> Any:
-        if isinstance(value, Tensor) and copy_tensors and not isinstance(value, nn.Parameter):
-            return copies.setdefault(id(value), value.clone())
-        if isinstance(value, dict):
-            copied = value.copy()
-            copied.update({key: fresh(item) for key, item in value.items()})
-            return copied
-        return [fresh(item) for item in value] if type(value) is list else value
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng())
-        stack.callback(random.setstate, random.getstate())
-        if numpy := sys.modules.get("numpy"):
-            stack.callback(numpy.random.set_state, numpy.random.get_state())
-        for module, attributes in kept:
-            if isinstance(module, torch.jit.ScriptModule):  # keeps its mode elsewhere
-                stack.callback(setattr, module, "training", module.training)
-            stack.callback(object.__setattr__, module, "__dict__", attributes)
-            object.__setattr__(module, "__dict__", {key: fresh(value) for key, value in attributes.items()})
-        yield
+def armed(model: nn.Module, disarm: frozenset[str] = frozenset()) -> nn.Module:
+    """Return a replica with dropout in training mode and everything that normalises in eval mode."""
+    twin = replica(model)
+    for name, module in twin.named_modules():
+        module.training = name not in disarm and is_armed(module)
+    return twin
 
 
 def is_armed(module: nn.Module) -> bool:

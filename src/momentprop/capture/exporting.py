@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import inspect
-import io
-import logging
-import sys
 import traceback
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,9 +14,11 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from momentprop.capture.arming import armed
-from momentprop.capture.layerdrop import BranchByChanceError, chances_decided
+from momentprop.capture.layerdrop import BranchByChanceError, without_branches
+from momentprop.capture.quiet import speechless
 from momentprop.capture.signature import flatten_output
 from momentprop.errors import TraceError
+from momentprop.graph import private
 
 _TORCH = inspect.getfile(torch).removesuffix("__init__.py")
 PREFIX = "model."  # what wrapping puts before every name
@@ -50,51 +48,44 @@ def export(
     def dynamic(leaf: Any) -> Any:
         return {0: Dim.AUTO} if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == batch else None
 
-    kept: list[tuple[pytree.TreeSpec, list[type]]] = []
-    call = _Call(model, lambda *outputs: kept.append(outputs))
+    def run() -> tuple[ExportedProgram, pytree.TreeSpec, list[type]]:
+        kept: list[tuple[pytree.TreeSpec, list[type]]] = []
+        twin = armed(model, disarm)
+        _take_masks_as_given(twin)
+        program = torch.export.export(
+            _Call(twin, lambda *outputs: kept.append(outputs)),
+            (args, kwargs),
+            dynamic_shapes=pytree.tree_map(dynamic, (args, kwargs)),
+            strict=False,
+        )
+        return program, *kept[-1]
+
     try:
-        with (
-            warnings.catch_warnings(),
-            armed(model, disarm),
-            chances_decided(model),
-            _masks_as_given(),
-            _quiet(),
-            torch.no_grad(),
-        ):
-            warnings.simplefilter("ignore")
-            program = torch.export.export(
-                call, (args, kwargs), dynamic_shapes=pytree.tree_map(dynamic, (args, kwargs)), strict=False
-            )
+        with private.export_for_one_thread(), speechless(), torch.no_grad():
+            return without_branches(model, run)
     except BranchByChanceError:
         raise
     except Exception as error:
         raise TraceError(_explain(model, error)) from error
-    return program, *kept[-1]
 
 
-@contextlib.contextmanager
-def _masks_as_given() -> Iterator[None]:
+def _take_masks_as_given(model: nn.Module) -> None:
     """torch.nn's transformers look whether a mask is causal, a branch on values; the mask itself will do."""
-    module: Any = nn.modules.transformer
-    detect = module._detect_is_causal_mask
-    module._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
-    try:
-        yield
-    finally:
-        module._detect_is_causal_mask = detect
+    for module in model.modules():
+        for kind, name in _ASKS_FOR_MASKS:
+            if isinstance(module, kind):
+                module.register_forward_pre_hook(functools.partial(_with_default, name), with_kwargs=True)
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Where torch.export fails on a branch it prints the whole graph, next to which no message is seen."""
-    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    disabled, logger.disabled = logger.disabled, True
-    try:
-        with contextlib.redirect_stderr(io.StringIO()) as printed:
-            yield
-        sys.stderr.write(printed.getvalue())  # nothing failed: whatever it is, it is the model's
-    finally:
-        logger.disabled = disabled
+_ASKS_FOR_MASKS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder, "tgt_is_causal"))
+
+
+def _with_default(name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """The call, with False for the argument where it is None or not given."""
+    bound = inspect.signature(module.forward).bind_partial(*args, **kwargs)
+    if name in bound.signature.parameters and bound.arguments.get(name) is None:
+        bound.arguments[name] = False
+    return bound.args, bound.kwargs
 
 
 def _explain(model: nn.Module, error: Exception) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from momentprop.capture.noise import DROPOUTS
+from momentprop.capture.randomness import OwnNumbers
 from momentprop.graph.private import OpOverload
 from momentprop.graph.schema import bind
 
@@ -94,8 +95,7 @@ def _idle(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], centred: bool)
 
 def _drawn(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """The operator itself, with the same numbers every time."""
-    with torch.random.fork_rng():
-        torch.manual_seed(_SEED)
+    with OwnNumbers(_SEED):
         drawn: Tensor = op(*args, **kwargs)
         return drawn
 

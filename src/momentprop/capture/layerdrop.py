@@ -10,141 +10,112 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import linecache
 import re
-import sys
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from momentprop.capture.chance import Place, drew_meanwhile, own_draws
 from momentprop.errors import TraceError
-from momentprop.graph import private
 
 _TORCH = inspect.getfile(torch).removesuffix("__init__.py")
-_DRAWS = {"random": ("random", "uniform"), "numpy.random": ("rand", "random", "uniform")}
 _NAME = re.compile("layer_?drop$", re.IGNORECASE)
+_BELOW, _ABOVE = ("lt", "le", "__lt__", "__le__"), ("gt", "ge", "__gt__", "__ge__")
+
+T = TypeVar("T")
 
 
 class BranchByChanceError(TraceError):
     """A branch of the model is taken with a probability other than 0 and 1."""
 
 
-@contextlib.contextmanager
-def chances_decided(model: nn.Module) -> Iterator[None]:
-    """While tracing, comparisons of random numbers with 0 or 1 are known, and others raise."""
+def without_branches(model: nn.Module, run: Callable[[], T]) -> T:
+    """Return what `run` does, which calls the model in training mode; raise if chance decides a branch.
+
+    Single numbers of torch's are compared by a mode. Of Python's and numpy's only the generators' states tell
+    that some were drawn, and the model's attributes named layerdrop what for.
+    """
     rates = _rates(model)
+    live = {name: rate for name, rate in rates.items() if 0 < rate < 1}
 
     def refuse(probability: float) -> None:
-        raise BranchByChanceError(_message(model, probability, rates))
+        raise BranchByChanceError(_message(model, [probability], live, _own_place()))
 
-    with contextlib.ExitStack() as stack:
-        for place, names in _DRAWS.items():
-            for name in names if place in sys.modules else ():
-                draw = getattr(sys.modules[place], name)
-                setattr(sys.modules[place], name, _watched(draw, refuse))
-                stack.callback(setattr, sys.modules[place], name, draw)
-        if rates:  # elsewhere a single number may be noise like any other
-            stack.enter_context(_SingleNumbers(refuse))
-        yield
+    def attempt() -> T:
+        # where there is no such attribute, a single number may be noise like any other
+        with _SingleNumbers(refuse) if rates else contextlib.nullcontext():
+            return run()
 
-
-class _Number(float):
-    """A random number of Python's, uniform on [low, high)."""
-
-    low: float
-    high: float
-    refuse: Callable[[float], None]
-
-    def _is_below(self, bound: Any) -> bool:
-        if not isinstance(bound, (int, float)):
-            return NotImplemented
-        if self.low < bound < self.high:
-            self.refuse((bound - self.low) / (self.high - self.low))
-        return bound >= self.high
-
-    def __lt__(self, bound: Any) -> bool:
-        return self._is_below(bound)
-
-    def __le__(self, bound: Any) -> bool:
-        return self._is_below(bound)
-
-    def __gt__(self, bound: Any) -> bool:
-        below = self._is_below(bound)
-        return below if below is NotImplemented else not below
-
-    __ge__ = __gt__
+    with drew_meanwhile() as drew:
+        result, error = _outcome(attempt)
+    if drew:  # this thread or another
+        with own_draws(drew) as places:
+            _outcome(attempt)
+        if places and (live or not rates):
+            raise BranchByChanceError(_message(model, live.values(), live, places[0])) from error
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]
 
 
-def _watched(draw: Callable[..., Any], refuse: Callable[[float], None]) -> Callable[..., Any]:
-    """`draw`, returning numbers that know how they were drawn; to torch itself, as it was."""
-
-    def drawn(*args: Any, **kwargs: Any) -> Any:
-        value = draw(*args, **kwargs)
-        if not isinstance(value, float) or sys._getframe(1).f_code.co_filename.startswith(_TORCH):
-            return value
-        number = _Number(value)
-        bounds = [*args, *kwargs.values()] if len(args) + len(kwargs) == 2 else [0.0, 1.0]
-        number.low, number.high, number.refuse = *bounds, refuse
-        return number
-
-    return drawn
+def _outcome(run: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return run(), None
+    except Exception as error:
+        return None, error
 
 
 class _SingleNumbers(TorchFunctionMode):
-    """torch.rand([]) and torch.rand(1) give numbers whose comparisons are decided in Python."""
+    """Comparisons of torch.rand([]) and torch.rand(1) are decided in Python."""
 
     def __init__(self, refuse: Callable[[float], None]) -> None:
         super().__init__()
         self.refuse = refuse
+        self.drawn: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        size = args[0] if len(args) == 1 else args
-        if func is torch.rand and size in ((), [], 1, (1,), [1]):
-            return _Scalar(self.refuse, lambda: torch.rand(*args, **kwargs))
-        return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if args and any(args[0] is number for number in self.drawn):
+            if name == "item":
+                return _Number(self.refuse)
+            if name in (*_BELOW, *_ABOVE) and isinstance(args[1], (int, float)):
+                return _is_below(args[1], self.refuse) == (name in _BELOW)
+        drawn = func(*args, **kwargs)
+        if func is torch.rand and (args[0] if len(args) == 1 else args) in ((), [], 1, (1,), [1]):
+            self.drawn.append(drawn)
+        return drawn
 
 
-class _Scalar:
-    """A uniform number that becomes a tensor if anything but a comparison needs it."""
+class _Number(float):
+    """A single number in Python: what matters is what it is compared with."""
 
-    def __init__(self, refuse: Callable[[float], None], draw: Callable[[], torch.Tensor]) -> None:
-        self._number = _Number(0.5)
-        self._number.low, self._number.high, self._number.refuse = 0.0, 1.0, refuse
-        self._draw = draw
-        self._tensor: torch.Tensor | None = None
+    def __new__(cls, refuse: Callable[[float], None]) -> _Number:
+        number = super().__new__(cls, 0.5)
+        number.refuse = refuse
+        return number
 
-    def item(self) -> float:
-        return self._number
+    refuse: Callable[[float], None]
 
     def __lt__(self, bound: Any) -> bool:
-        return self._number < bound
-
-    def __le__(self, bound: Any) -> bool:
-        return self._number <= bound
+        return _is_below(bound, self.refuse)
 
     def __gt__(self, bound: Any) -> bool:
-        return self._number > bound
+        return not _is_below(bound, self.refuse)
 
-    def __ge__(self, bound: Any) -> bool:
-        return self._number >= bound
+    __le__, __ge__ = __lt__, __gt__
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._as_tensor(), name)
 
-    def _as_tensor(self) -> torch.Tensor:
-        if self._tensor is None:
-            with private.without_overrides():
-                self._tensor = self._draw()
-        return self._tensor
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        plain = [a._as_tensor() if isinstance(a, _Scalar) else a for a in args]
-        return func(*plain, **(kwargs or {}))
+def _is_below(bound: float, refuse: Callable[[float], None]) -> bool:
+    """Whether a number between 0 and 1 is."""
+    if 0 < bound < 1:
+        refuse(bound)
+    return bound >= 1
 
 
 def _rates(model: nn.Module) -> dict[str, float]:
@@ -164,16 +135,22 @@ def _rates(model: nn.Module) -> dict[str, float]:
     return found
 
 
-def _message(model: nn.Module, probability: float, rates: dict[str, float]) -> str:
+def _own_place() -> Place | None:
+    """The innermost line of the user's that is being run."""
     own = [
         f for f in traceback.extract_stack() if not f.filename.startswith(_TORCH) and f.filename != __file__
     ]
-    source = f"\n  File {own[-1].filename!r}, line {own[-1].lineno}: {own[-1].line}" if own else ""
-    live = {name: rate for name, rate in rates.items() if rate > 0}
+    return (own[-1].filename, own[-1].lineno or 0) if own else None
+
+
+def _message(model: nn.Module, probabilities: Any, live: dict[str, float], place: Place | None) -> str:
+    numbers = " or ".join(dict.fromkeys(f"{p:g}" for p in probabilities))
+    chance = f"takes a branch with probability {numbers}" if numbers else "draws random numbers in Python"
+    source = f"\n  File {place[0]!r}, line {place[1]}: {linecache.getline(*place).strip()}" if place else ""
     named = ", ".join(f"{name} = {rate:g}" for name, rate in live.items())
-    advice = f"LayerDrop is on: {named}. Set it to 0" if named else "Set that probability to 0"
+    advice = f"LayerDrop is on: {named}. Set it to 0" if named else "Leave them out, or keep that branch"
     return (
-        f"{type(model).__name__} could not be traced: in training mode it takes a branch with probability "
-        f"{probability:g}, and a static graph holds one branch only{source}\n{advice}: every layer is then "
+        f"{type(model).__name__} could not be traced: in training mode it {chance}, and a static graph holds "
+        f"one branch only{source}\n{advice}: every layer is then "
         "kept, as in eval mode. All other dropout is counted; that of whole layers is not."
     )

@@ -22,7 +22,7 @@ from momentprop.capture.normalize import drop_unused_state, normalize, place_of
 from momentprop.capture.signature import Signature, split_inputs
 from momentprop.errors import InputError, TraceError, TraceNote
 from momentprop.graph.nodes import remove_unused
-from momentprop.graph.private import FakeTensor
+from momentprop.graph.private import EXPORTING, FakeTensor
 from momentprop.moments import is_moments, mean_of
 
 __all__ = ["DROPOUTS", "HEADS", "Trace", "place_of", "trace"]
@@ -95,11 +95,14 @@ def trace(model: nn.Module, inputs: Any) -> Trace:
         raise TypeError(f"model must be an nn.Module, not {type(model).__name__}")
     args, kwargs = pytree.tree_map(mean_of, split_inputs(inputs), is_leaf=is_moments)
     signature = Signature.of(model, args, kwargs)
-    leaves = _two_or_more(pytree.tree_leaves((args, kwargs)))
+    own = {id(leaf): leaf.detach() for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+    # tensors of our own, for torch.export leaves notes on them
+    leaves = _two_or_more([own.get(id(leaf), leaf) for leaf in pytree.tree_leaves((args, kwargs))])
     if not any(isinstance(leaf, Tensor) for leaf in leaves):
         raise InputError("the example inputs contain no tensor")
     args, kwargs = pytree.tree_unflatten(leaves, signature.spec)
-    made = _trace(model, args, kwargs, signature)
+    with EXPORTING:  # what is run to compare with must not run while another thread exports
+        made = _trace(model, args, kwargs, signature)
     batched = tuple(_has_symbolic_batch(node) for node in made.input_nodes)
     return dataclasses.replace(made, signature=dataclasses.replace(signature, batched=batched))
 

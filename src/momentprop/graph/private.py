@@ -5,7 +5,12 @@ They may move or change with any release of torch, so each stands here with what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import builtins
+import contextlib
+import importlib
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -19,6 +24,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor  # a node's shape and dtype without its values
 
 __all__ = [
+    "EXPORTING",
     "FakeTensor",
     "HigherOrderOperator",
     "OpOverload",
@@ -28,6 +34,7 @@ __all__ = [
     "core_aten_decompositions",
     "decomposition_table",
     "enable_python_dispatcher",
+    "export_for_one_thread",
     "forget_compiled",
     "has_kernel",
     "is_batched",
@@ -96,3 +103,108 @@ def without_autograd_cache() -> AbstractContextManager[Any]:
     from torch._functorch import config
 
     return config.patch(enable_autograd_cache=False)
+
+
+# torch.export is not made for several threads: one that exports while another does finds, and may leave
+# behind, what belongs to the other. Whatever exports, or sets what changes an export, holds this.
+EXPORTING = threading.RLock()
+
+
+@contextlib.contextmanager
+def export_for_one_thread() -> Iterator[None]:
+    """What torch.export does to the whole process, it does to this thread alone. Others wait for their turn.
+
+    It switches cuDNN and oneDNN off and says to all code that it is being compiled; it replaces `max`, `min`
+    and `math.pow`, and keeps its modes where all threads set them aside for a moment, even to print a tensor.
+    Its tracer patches methods of `nn.Module`, and where a module stands at two places of the model it hands
+    out proxies of modules, to whoever asks.
+    """
+    with EXPORTING, contextlib.ExitStack() as stack:
+        for module, name, new in _changes(_Here()):
+            if hasattr(module, name):  # older torch does not have them all
+                stack.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, new)
+        yield
+
+
+class _Here:
+    """True in the thread that made it."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
+    def __bool__(self) -> bool:
+        return self.thread == threading.get_ident()
+
+    def only(self, function: Callable[..., Any], elsewhere: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: (function if self else elsewhere)(*args, **kwargs)
+
+
+def _changes(here: _Here) -> list[tuple[Any, str, Any]]:
+    """Names in modules of torch, and what takes their place."""
+    from torch.fx.experimental import proxy_tensor
+
+    export: Any = importlib.import_module("torch.export._trace")
+    override = getattr(export, "_override_builtin_ops", contextlib.nullcontext)
+    state: Any = torch.compiler
+
+    @contextlib.contextmanager
+    def compiling() -> Iterator[None]:
+        before = state._is_compiling_flag, state._is_exporting_flag
+        state._is_compiling_flag = state._is_exporting_flag = here
+        try:
+            yield
+        finally:
+            state._is_compiling_flag, state._is_exporting_flag = before
+
+    @contextlib.contextmanager
+    def builtin_ops() -> Iterator[None]:
+        before = [getattr(module, name) for module, name in _BUILTINS]
+        with override():
+            for (module, name), old in zip(_BUILTINS, before, strict=True):
+                setattr(module, name, here.only(getattr(module, name), old))
+            yield
+
+    class PerThread(threading.local, torch._ops._ModeStackStateForPreDispatch):
+        pass
+
+    return [
+        # operators are recorded before they choose a backend
+        (export, "_ignore_backend_decomps", contextlib.nullcontext),
+        (export, "_compiling_state_context", compiling),
+        (export, "_override_builtin_ops", builtin_ops),
+        (torch._ops, "_mode_stack_state_for_pre_dispatch", PerThread()),
+        (proxy_tensor, "_ModuleStackTracer", _tracer(proxy_tensor._ModuleStackTracer, here)),
+    ]
+
+
+_BUILTINS: tuple[tuple[Any, str], ...] = ((builtins, "max"), (builtins, "min"), (math, "pow"))
+
+
+def _tracer(kind: Any, here: _Here) -> Any:
+    state: Any = torch.compiler
+
+    class Tracer(kind):
+        def getattr(self, attr: str, attr_val: object, *rest: Any) -> object:
+            return super().getattr(attr, attr_val, *rest) if here else attr_val
+
+        def call_module(self, m: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            return super().call_module(m, forward, args, kwargs) if here else forward(*args, **kwargs)
+
+        def trace(self, *args: Any, **kwargs: Any) -> Any:
+            # where fx says that it traces, and nobody that it compiles, compiled functions refuse to run
+            state._is_compiling_flag = True
+            try:
+                return super().trace(*args, **kwargs)
+            except RuntimeError as error:  # torch.export would print this, the whole graph, on stderr
+                vars(error).pop("partial_fx_graph", None)
+                raise
+            finally:
+                state._is_compiling_flag = here
+
+        def create_args_for_root(self, *args: Any, **kwargs: Any) -> Any:
+            torch.fx._symbolic_trace._is_fx_tracing_flag = here  # type: ignore[assignment]
+            state._is_compiling_flag = here
+            return super().create_args_for_root(*args, **kwargs)
+
+    return Tracer

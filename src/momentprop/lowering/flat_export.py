@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from momentprop.errors import ExportError
+from momentprop.graph import private
 from momentprop.lowering.free_batch import with_free_batch
 
 
@@ -31,7 +32,7 @@ def export_flat(module: nn.Module, tensors: Sequence[Tensor], dynamic: Sequence[
 
 
 def _exported(module: nn.Module, tensors: Sequence[Tensor], dynamic: Sequence[Any]) -> ExportedProgram:
-    with quiet(), torch.no_grad():
+    with private.export_for_one_thread(), quiet(), torch.no_grad():
         return torch.export.export(module, tuple(tensors), dynamic_shapes=(tuple(dynamic),), strict=False)
 
 
@@ -39,14 +40,15 @@ def _exported(module: nn.Module, tensors: Sequence[Tensor], dynamic: Sequence[An
 def quiet() -> Iterator[None]:
     """Without the deprecation warnings that torch raises inside itself, and without stack traces of nodes.
 
-    Nobody reads those here, and to record them takes a good part of an export's time.
+    Nobody reads those here, and to record them takes a good part of an export's time. Both are switched off
+    for the process: a conversion in another thread, which records them, waits.
     """
     config: Any = torch.fx.config
-    before = getattr(config, "do_not_emit_stack_traces", False)  # older torch does not have it
-    config.do_not_emit_stack_traces = True
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    with private.EXPORTING, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before = getattr(config, "do_not_emit_stack_traces", False)  # older torch does not have it
+        config.do_not_emit_stack_traces = True
+        try:
             yield
-    finally:
-        config.do_not_emit_stack_traces = before
+        finally:
+            config.do_not_emit_stack_traces = before

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,8 @@ from torch import Tensor, fx
 
 from momentprop.capture.attention import ATTENTION, spell_out_attention
 from momentprop.capture.draws import DRAWS, standard_normal
+from momentprop.capture.quiet import silent
+from momentprop.capture.randomness import OwnNumbers
 from momentprop.capture.trace import Trace
 from momentprop.moments import Moments
 from momentprop.passes.coverage import creates_noise
@@ -42,7 +43,7 @@ class Sampler:
         self.is_random = [isinstance(o, fx.Node) and o in self.sampled for o in outputs]
         self._random = [o for o, random in zip(outputs, self.is_random, strict=True) if random]
         self._certain = [o for o, random in zip(outputs, self.is_random, strict=True) if not random]
-        # other noise comes from the global generator, inside the operator: one sample at a time
+        # other noise is drawn inside the operator: one sample at a time
         self.has_other_noise = any(creates_noise(n) and n.target not in DRAWS for n in self.sampled)
         self.input_nodes = trace.input_nodes  # of the graph that is cut, which may be a copy
         self._prefix = fx.GraphModule(trace.root, self._prefix_graph(graph), "Prefix")
@@ -167,13 +168,10 @@ class Run:
             return [torch.stack(outputs) for outputs in zip(*rows, strict=True)]
 
         with contextlib.ExitStack() as stack:
-            stack.enter_context(warnings.catch_warnings())
             # vmap says so where it loops over samples by itself: slower, and just as right
-            warnings.filterwarnings("ignore", message="There is a performance drop")
+            stack.enter_context(silent("There is a performance drop"))
             if self.sampler.has_other_noise:
-                devices = [self.device] if self.device.type == "cuda" else []
-                stack.enter_context(torch.random.fork_rng(devices))
-                torch.manual_seed(seed)
+                stack.enter_context(OwnNumbers(seed))
             yield draw
 
     def _is_known(self, value: Tensor) -> bool:
