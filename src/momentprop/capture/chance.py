@@ -14,7 +14,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -86,7 +86,7 @@ def _watch(python: list[Place], numpy: list[Place]) -> Callable[[FrameType, str,
     return watch
 
 
-_GENERATOR = random.random.__self__  # type: ignore[attr-defined]
+_GENERATOR = cast(Any, random.random).__self__
 
 
 def _draws_of_numpy(code: CodeType, variables: dict[str, Any]) -> Place | None:
