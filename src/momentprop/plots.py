@@ -137,9 +137,9 @@ def roc_curves(known: Mapping[str, Any], novel: Mapping[str, Any], axes: Axes | 
     panel: Axes = _axes(None if axes is None else [axes], 1, 1, width=3.4, height=3.2)[0]
     panel.plot([0, 1], [0, 1], color="0.7", linewidth=0.8)
     for name, color, style in zip(known, cycle(COLORS), cycle(STYLES), strict=False):
-        false_rate, true_rate, area = _roc(np.asarray(known[name]), np.asarray(novel[name]))
-        label = f"{name} (AUC {area:.3f})"
-        panel.plot(false_rate, true_rate, color=color, linestyle=style, linewidth=1.2, label=label)
+        scores = torch.as_tensor(known[name]), torch.as_tensor(novel[name])
+        label = f"{name} (AUC {metrics.auroc(*scores).value:.3f})"
+        panel.plot(*metrics.roc(*scores), color=color, linestyle=style, linewidth=1.2, label=label)
     panel.set_xlabel("known inputs flagged as novel", fontsize=_FONT)
     panel.set_ylabel("novel inputs found", fontsize=_FONT)
     panel.set(aspect="equal", xlim=(-0.01, 1), ylim=(0, 1.01))
@@ -336,17 +336,6 @@ def _legend_above(panel: Axes) -> None:
     longest = max((len(label) for label in panel.get_legend_handles_labels()[1]), default=0)
     columns = 2 if longest <= 20 else 1  # a legend wider than the figure would squeeze the panel
     panel.legend(fontsize=_FONT - 1, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns)
-
-
-def _roc(known: Any, novel: Any) -> tuple[Any, Any, float]:
-    """False and true positive rate at every threshold, and the area under their curve."""
-    try:
-        from sklearn.metrics import auc, roc_curve
-    except ImportError as error:
-        raise MissingExtraError("scikit-learn", "data") from error
-    is_novel = np.repeat([False, True], [len(known), len(novel)])
-    false_rate, true_rate, _ = roc_curve(is_novel, np.concatenate([known, novel]))
-    return false_rate, true_rate, auc(false_rate, true_rate)
 
 
 def _axes(

@@ -50,6 +50,11 @@ def batches(n: int = 24) -> list[tuple[Tensor, Tensor]]:
     return list(zip(x.split(10), y.split(10), strict=True))
 
 
+def test_labels_and_novel_inputs_need_torch_alone(unfit_torchvision: None) -> None:
+    report = mp.validate(classifier(), batches(), 20, [3 * torch.randn(15, 6)], tiers=["paper"], layers=False)
+    assert {"ece", "ood_auroc"} <= report.figures["paper"].keys()
+
+
 def test_a_classifier() -> None:
     model = classifier()
     model.train()

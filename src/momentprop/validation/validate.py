@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from momentprop.errors import InputError, MissingExtraError
+from momentprop.errors import InputError
 from momentprop.validation.comparison import Methods, add_novelty, compare
 from momentprop.validation.findings import MC, PLAIN
 from momentprop.validation.inputs import BATCH, Inputs, collect, task_of
@@ -85,7 +84,6 @@ def validate(
         raise ValueError(f"n_inputs must be at least 1, not {n_inputs}")
     inputs = collect(loader, n_inputs, targets)
     task = task_of(inputs.targets, task)
-    _check_extras(task, inputs.targets is not None, ood_loader is not None)
     tell = progress or (lambda stage, done, total: None)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -242,11 +240,3 @@ class _Validation:
             return self._sampled(novel, min(self.n_samples, _OOD_SAMPLES), "sampling novel inputs")
         except KeyboardInterrupt:
             return None
-
-
-def _check_extras(task: str, has_targets: bool, has_novel: bool) -> None:
-    """At once, not after the sampling."""
-    needed = {"torchmetrics": task == "classification" and has_targets, "sklearn": has_novel}
-    for package, is_needed in needed.items():
-        if is_needed and importlib.util.find_spec(package) is None:
-            raise MissingExtraError({"sklearn": "scikit-learn"}.get(package, package), "metrics")
