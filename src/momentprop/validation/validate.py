@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from momentprop.errors import InputError
 from momentprop.validation.comparison import Methods, add_novelty, compare
-from momentprop.validation.findings import MC, PLAIN
+from momentprop.validation.findings import MC, PLAIN, SAVED
 from momentprop.validation.inputs import BATCH, Inputs, collect, task_of
 from momentprop.validation.latency import measure
 from momentprop.validation.layers import LayerRow, compare_layers
@@ -75,8 +75,8 @@ def validate(
     >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
     >>> batches = [(torch.randn(8, 4), torch.randint(3, (8,)))]
     >>> report = mp.validate(net, batches, n_samples=40)
-    >>> report.task, report.n_inputs, sorted(report.worths)
-    ('classification', 8, ['accurate', 'fast', 'paper'])
+    >>> print(report.task, report.n_inputs, *report.worths)
+    classification 8 paper fast accurate
     """
     if n_samples < 20:
         raise ValueError(f"n_samples must be at least 20, not {n_samples}")
@@ -126,7 +126,7 @@ class _Validation:
         self.trace = made.trace
         self.networks: dict[str, nn.Module] = dict(made.networks)
         if saved is not None:
-            self.networks["saved"] = saved
+            self.networks[SAVED] = saved
         _, head = output_of(self.trace, self.output)
         self.layout = Layout.of(example, self.task, head, self.inputs.targets)
         if self.inputs.targets is not None:
