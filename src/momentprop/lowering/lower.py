@@ -47,10 +47,18 @@ def lower(network: nn.Module, signature: Signature, uncertain: Sequence[bool], h
     flat = Flat(network, signature, uncertain, head).eval()
     tensors = signature.tensors(uncertain, device_of(network))
     exported = export_flat(flat, tensors, signature.dynamic(uncertain))
+    _drop_detaching(exported.graph)
     join_rectified_maxima(exported.graph)
     join_convolutions(exported.graph)
     _forget_places(exported)
     return Lowered(exported, flat)
+
+
+def _drop_detaching(graph: fx.Graph) -> None:
+    """Remove what stands behind constants and changes no value: torch cannot export it a second time."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach_.default):
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
 
 
 def device_of(network: nn.Module) -> torch.device:
