@@ -126,7 +126,7 @@ def test_weights(tmp_path: Path) -> None:
     torch.save({"state_dict": model.state_dict(), "epoch": 3}, tmp_path / "checkpoint.pt")
     load_weights(other, tmp_path / "checkpoint.pt")
     assert torch.equal(model[0].weight, other[0].weight)
-    safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra reproduce")
+    safetensors = pytest.importorskip("safetensors.torch", reason="comes with the extra validate")
     safetensors.save_file(mlp().state_dict(), tmp_path / "model.safetensors")
     load_weights(other, tmp_path / "model.safetensors")
     assert not torch.equal(model[0].weight, other[0].weight)

@@ -84,7 +84,7 @@ def _folder(path: Path, most: int) -> tuple[Tensor, Tensor | None]:
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingExtraError("pillow", "data") from error
+        raise MissingExtraError("pillow", "validate") from error
     classes = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
     by_class = [sorted(f for f in c.iterdir() if f.suffix.lower() in _IMAGES) for c in classes]
     longest = max((len(files) for files in by_class), default=0)

@@ -77,7 +77,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     """Safetensors, or what torch.load reads without executing anything."""
     if path.suffix == ".safetensors":
         if importlib.util.find_spec("safetensors") is None:
-            raise MissingExtraError("safetensors", "reproduce")
+            raise MissingExtraError("safetensors", "validate")
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
