@@ -140,7 +140,7 @@ def ece(
 
 
 def reliability(probs: Tensor, target: Tensor, n_bins: int = 15) -> tuple[Tensor, Tensor, Tensor]:
-    """What `ece` sums: mean confidence, accuracy and number of inputs of each bin; NaN in an empty bin.
+    """Compute what `ece` sums: mean confidence, accuracy, number of inputs of each bin; NaN if empty.
 
     Bin i of n holds the confidences i/n <= c < (i+1)/n, the last one also 1.
 
@@ -275,7 +275,7 @@ def aupr(
 
 
 def roc(known: Tensor, novel: Tensor) -> tuple[Tensor, Tensor]:
-    """The ROC curve: the rates of known inputs flagged and of novel ones found, at ever lower thresholds.
+    """Draw the ROC curve: rates of known inputs flagged and of novel ones found, at ever lower thresholds.
 
     >>> [rates.tolist() for rates in roc(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 3.0]))]
     [[0.0, 0.0, 0.5, 1.0], [0.0, 0.5, 1.0, 1.0]]
@@ -325,7 +325,7 @@ def _scores(known: Tensor, novel: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _flagged(known: Tensor, novel: Tensor) -> tuple[Tensor, Tensor]:
-    """How many known and how many novel inputs are at or above each score, from the highest down."""
+    """Count the known and the novel inputs at or above each score, from the highest down."""
     scores, order = torch.cat([known, novel]).sort(descending=True)
     found = (order >= len(known)).double().cumsum(0)
     flagged = (order < len(known)).double().cumsum(0)
@@ -382,7 +382,7 @@ def _top(probs: Tensor, target: Tensor, n_bins: int) -> tuple[Tensor, Tensor]:
 
 
 def _binned(confidence: Tensor, correct: Tensor, n_bins: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums of confidences and of hits, and the number of elements, of each bin."""
+    """Sum confidences and hits, and count elements, in each bin."""
     # i/n by multiplication would put some values into another bin
     edges = torch.linspace(0, 1, n_bins + 1, dtype=torch.float64)
     confidence, correct = confidence.flatten(), correct.flatten().double()

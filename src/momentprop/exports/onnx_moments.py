@@ -37,7 +37,7 @@ class ShortMoments:
         self._unclipped: dict[Any, Any] = {}  # variances before rounding below zero was taken off
 
     def _positive_part(self, d: Any, square: Any) -> tuple[Any, Any]:
-        """P and r, of d and S^2."""
+        """Compute P and r from d and S^2."""
         scale = op.Sqrt(op.Max(square, _TINY))
         u = op.Div(d, scale)
         probability = op.HardSigmoid(op.Erf(u), alpha=0.5, beta=0.5)  # which is linear where erf is
@@ -58,13 +58,13 @@ class ShortMoments:
         return out
 
     def dropped_variance(self, mean: Any, variance: Any, weight: float) -> Any:
-        """Behind ReLU, (1 + weight) E[X^2] - E[X]^2, whose terms are there."""
+        """Compute (1 + weight) E[X^2] - E[X]^2; behind ReLU these terms are there."""
         if (mean, variance) in self._squares and weight > _LEAST_WEIGHT:
             return op.Relu(op.Sub(op.Mul(self._squares[mean, variance](), 1 + weight), op.Mul(mean, mean)))
         return op.Add(variance, op.Mul(op.Add(op.Mul(mean, mean), variance), weight))
 
     def _maximum(self, first: Any, second: Any, contrast: Any = None, far: bool = False) -> tuple[Any, Any]:
-        """Of two (mean, variance); the variance is not negative, but for rounding.
+        """Take the maximum of two (mean, variance); its variance is negative by rounding only.
 
         `far`: one mean may be so far below that the other is nothing beside it, as that of padding is.
         """
@@ -82,7 +82,7 @@ class ShortMoments:
         return mean, self._clipped(variance)
 
     def _elements(self, x: Any, kernel: Sequence[int]) -> list[Any]:
-        """Of all windows, by position. Where x is a convolution: see `stride_convolutions`."""
+        """Slice x into the elements of all windows, by position; `stride_convolutions` acts on such."""
         n = len(kernel)
         axes = list(range(-n, 0))
         ends = [
@@ -97,7 +97,7 @@ class ShortMoments:
         return best[0], self._clipped(best[1])
 
     def alike_maxima(self, mean: Any, variance: Any, contrast: Any, kernel: Sequence[int]) -> tuple[Any, Any]:
-        """From one variance for each row of a window."""
+        """Take the maximum of windows whose rows have one variance each."""
         means, width = self._elements(mean, kernel), kernel[-1]
         twice = op.Add(contrast, contrast)
         best: Any = None
@@ -113,7 +113,7 @@ class ShortMoments:
         return best[0], self._clipped(best[1])
 
     def _alike_maximum(self, first: Any, second: Any, variance: Any, twice: Any) -> tuple[Any, Any]:
-        """Of two with the same variance."""
+        """Take the maximum of two means with the same variance."""
         d = op.Sub(first, second)
         _, r = self._positive_part(d, op.Mul(variance, twice))
         return op.Add(second, r), op.Add(variance, op.Mul(r, op.Sub(d, r)))

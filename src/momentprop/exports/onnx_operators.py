@@ -15,7 +15,7 @@ Translations = dict[Callable[..., Any], Callable[..., Any]]
 
 
 def stable_translations() -> Translations:
-    """By operator, for torch.onnx.export: of those that its own translation gets wrong."""
+    """Map operators that torch.onnx.export translates inaccurately to translations that are accurate."""
     from onnxscript import opset18
 
     op: Any = opset18  # typed more narrowly than it works
@@ -46,7 +46,7 @@ def stable_translations() -> Translations:
 
 
 def short_translations() -> Translations:
-    """By operator, for torch.onnx.export: moments by formulas of few nodes."""
+    """Map our composite operators, for torch.onnx.export, to formulas of few nodes."""
     from momentprop.exports.onnx_moments import ShortMoments  # which needs onnxscript
 
     short = ShortMoments()

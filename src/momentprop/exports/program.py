@@ -42,7 +42,7 @@ def program_of(network: nn.Module, head: Callable[[Any], dict[str, Tensor]]) -> 
 
 
 def _known(network: nn.Module) -> tuple[Signature, tuple[bool, ...], str]:
-    """How a network is called, which of its inputs are uncertain, and its tier."""
+    """Tell how a network is called, which of its inputs are uncertain, and its tier."""
     if isinstance(network, BayesianNetwork):
         uncertain = tuple(map(any, zip(*network._checked, strict=True)))
         return network._trace.signature, uncertain, network.fidelity

@@ -22,7 +22,10 @@ _FEWER = (8, 21)  # samples than in the first batch, in the others: odd and even
 
 
 def with_free_batch(module: nn.Module, tensors: Sequence[Tensor], dynamic: Sequence[Any]) -> nn.Module:
-    """The same function of `*tensors`; `dynamic`: None for tensors without a batch. Raises ValueError."""
+    """Make the same function of `*tensors` for any batch size, or raise ValueError.
+
+    `dynamic` is None for tensors without a batch.
+    """
     free = [i for i, sizes in enumerate(dynamic) if sizes is not None]
     if not free:
         raise ValueError("no input has a batch")
