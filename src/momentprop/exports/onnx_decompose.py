@@ -94,6 +94,10 @@ def _decomposed(graph: fx.Graph, table: Mapping[Any, Callable[..., Any]]) -> fx.
         if not node.target._schema.returns:  # assertions
             copy.erase_node(node)
             continue
+        if node.target is aten.detach_.default:  # which changes no value
+            node.replace_all_uses_with(node.args[0])
+            copy.erase_node(node)
+            continue
         if node.target._schema.is_mutable:
             return None
         function = _decomposition(node.target, table)
