@@ -19,9 +19,6 @@ from itertools import product
 from typing import Any
 
 import torch
-from onnxscript import opset18
-
-op: Any = opset18  # typed more narrowly than it works
 
 _TINY = 2 * torch.finfo(torch.float32).tiny ** 0.8  # of S^2: the floor of `gaussian.safe_sqrt`
 _LOG_C = -math.log(2 * math.sqrt(math.pi))
@@ -33,11 +30,15 @@ class ShortMoments:
     """Writes moments by formulas of few nodes; it serves one export, as it knows what that has already."""
 
     def __init__(self) -> None:
+        from onnxscript import opset18
+
+        self.op: Any = opset18  # typed more narrowly than it works
         self._squares: dict[Any, Callable[[], Any]] = {}  # second moments behind ReLU
         self._unclipped: dict[Any, Any] = {}  # variances before rounding below zero was taken off
 
     def _positive_part(self, d: Any, square: Any) -> tuple[Any, Any]:
         """Compute P and r from d and S^2."""
+        op = self.op
         scale = op.Sqrt(op.Max(square, _TINY))
         u = op.Div(d, scale)
         probability = op.HardSigmoid(op.Erf(u), alpha=0.5, beta=0.5)  # which is linear where erf is
@@ -45,11 +46,13 @@ class ShortMoments:
         return probability, op.Add(op.Mul(d, probability), density)
 
     def _clipped(self, variance: Any) -> Any:
+        op = self.op
         found = op.Relu(variance)
         self._unclipped[found] = variance
         return found
 
     def relu_moments(self, mean: Any, variance: Any) -> tuple[Any, Any]:
+        op = self.op
         own = self._unclipped.get(variance, variance)
         probability, r = self._positive_part(mean, op.Add(own, own))
         inside = op.Mul(own, probability)
@@ -59,6 +62,7 @@ class ShortMoments:
 
     def dropped_variance(self, mean: Any, variance: Any, weight: float) -> Any:
         """Compute (1 + weight) E[X^2] - E[X]^2; behind ReLU these terms are there."""
+        op = self.op
         if (mean, variance) in self._squares and weight > _LEAST_WEIGHT:
             return op.Relu(op.Sub(op.Mul(self._squares[mean, variance](), 1 + weight), op.Mul(mean, mean)))
         return op.Add(variance, op.Mul(op.Add(op.Mul(mean, mean), variance), weight))
@@ -68,6 +72,7 @@ class ShortMoments:
 
         `far`: one mean may be so far below that the other is nothing beside it, as that of padding is.
         """
+        op = self.op
         d, total = op.Sub(first[0], second[0]), op.Add(first[1], second[1])
         square = op.Add(total, total) if contrast is None else op.Mul(total, contrast)
         probability, r = self._positive_part(d, square)
@@ -83,6 +88,7 @@ class ShortMoments:
 
     def _elements(self, x: Any, kernel: Sequence[int]) -> list[Any]:
         """Slice x into the elements of all windows, by position; `stride_convolutions` acts on such."""
+        op = self.op
         n = len(kernel)
         axes = list(range(-n, 0))
         ends = [
@@ -98,6 +104,7 @@ class ShortMoments:
 
     def alike_maxima(self, mean: Any, variance: Any, contrast: Any, kernel: Sequence[int]) -> tuple[Any, Any]:
         """Take the maximum of windows whose rows have one variance each."""
+        op = self.op
         means, width = self._elements(mean, kernel), kernel[-1]
         twice = op.Add(contrast, contrast)
         best: Any = None
@@ -114,6 +121,7 @@ class ShortMoments:
 
     def _alike_maximum(self, first: Any, second: Any, variance: Any, twice: Any) -> tuple[Any, Any]:
         """Take the maximum of two means with the same variance."""
+        op = self.op
         d = op.Sub(first, second)
         _, r = self._positive_part(d, op.Mul(variance, twice))
         return op.Add(second, r), op.Add(variance, op.Mul(r, op.Sub(d, r)))

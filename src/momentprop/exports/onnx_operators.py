@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from momentprop.exports.onnx_moments import ShortMoments
 from momentprop.gaussian.composites import DROPPED_VARIANCE, MAX_MOMENTS, RELU_MOMENTS
 from momentprop.rules.max_pooling import ALIKE_MAXIMA, RECTIFIED_MAXIMA, TILED_MAXIMA
 
@@ -47,8 +48,6 @@ def stable_translations() -> Translations:
 
 def short_translations() -> Translations:
     """Map our composite operators, for torch.onnx.export, to formulas of few nodes."""
-    from momentprop.exports.onnx_moments import ShortMoments  # which needs onnxscript
-
     short = ShortMoments()
     methods: Translations = {
         RELU_MOMENTS: short.relu_moments,
