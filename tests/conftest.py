@@ -2,7 +2,6 @@
 
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -44,12 +43,3 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def unfit_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torchvision built for another torch, which whatever tries to import it finds installed."""
-    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("torchvision", "torchmetrics")]:
-        monkeypatch.delitem(sys.modules, name)

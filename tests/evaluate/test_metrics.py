@@ -8,6 +8,7 @@ import random
 import sys
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from scipy import integrate, stats
 from sklearn import metrics as sk
 from torch import Tensor
 
+import vision
 from momentprop.evaluate import metrics
 from momentprop.evaluate.metrics import Estimate
 
@@ -723,8 +725,9 @@ def test_gradients_and_float32_are_no_obstacle() -> None:
 # ------------------------------------------------------------------------------------ what is not needed
 
 
-def test_metrics_need_torch_alone(unfit_torchvision: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_need_torch_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torchmetrics, which computed the ECE, imports torchvision, whose build may not fit torch's."""
+    vision.unfit(tmp_path, monkeypatch)
     for hidden in ("numpy", "sklearn"):
         monkeypatch.setitem(sys.modules, hidden, None)
     assert 0 < metrics.ece(*classified((60,)), n_resamples=2).value < 1

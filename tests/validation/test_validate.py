@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import momentprop as mp
+import vision
 from momentprop.convert import BayesianNetwork
 from momentprop.validation import latency, sampling
 from momentprop.validation.equivalence import Classes, Samples, equivalent_samples
@@ -50,7 +51,8 @@ def batches(n: int = 24) -> list[tuple[Tensor, Tensor]]:
     return list(zip(x.split(10), y.split(10), strict=True))
 
 
-def test_labels_and_novel_inputs_need_torch_alone(unfit_torchvision: None) -> None:
+def test_labels_and_novel_inputs_need_torch_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vision.unfit(tmp_path, monkeypatch)
     report = mp.validate(classifier(), batches(), 20, [3 * torch.randn(15, 6)], tiers=["paper"], layers=False)
     assert {"ece", "ood_auroc"} <= report.figures["paper"].keys()
 
