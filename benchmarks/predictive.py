@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from fidelity_networks import load_case
 from fidelity_samples import load_samples
+from predictive_formulas import FORMULAS
 from torch import Tensor
 
 import momentprop as mp
@@ -61,7 +62,7 @@ def accuracy(n_cases: int) -> dict[str, Any]:
             logits = GaussianLogits(
                 mean[None].float(), covariance.diagonal()[None].float(), covariance[None].float()
             )
-            for name, method in METHODS.items():
+            for name, method in (METHODS | FORMULAS).items():
                 found = method(logits).log_probs.exp()[0]
                 errors.setdefault(str(n_classes), {}).setdefault(name, []).append((found - truth).abs())
     return {

@@ -35,7 +35,7 @@ def test_the_core_imports_without_the_extras() -> None:
     """With every optional package hidden, import, convert and sample still work."""
     code = """
 import sys
-for name in ("numpy", "typer", "rich", "matplotlib", "sklearn", "torchmetrics"):
+for name in ("numpy", "typer", "rich", "matplotlib", "sklearn"):
     sys.modules[name] = None
 import warnings
 warnings.simplefilter("ignore")

@@ -79,21 +79,8 @@ def convert(
     >>> out.std.shape, out.covariance.shape
     (torch.Size([16, 3]), torch.Size([16, 3, 3]))
     """
-    if fidelity not in tiers.NAMES:
-        raise ValueError(f"fidelity must be one of {', '.join(tiers.NAMES)}, not {fidelity!r}")
-    if unsupported not in UNSUPPORTED:
-        raise ValueError(f"unsupported must be one of {', '.join(UNSUPPORTED)}, not {unsupported!r}")
+    _check(fidelity, outputs, unsupported, jumps)
     selection = Selection.parse(outputs)
-    if outputs is not None and fidelity not in (tiers.AUTO, tiers.ACCURATE.name):
-        raise ValueError(
-            f"outputs= selects outputs for a covariance, which tier {fidelity!r} does not compute"
-        )
-    if jumps < 0:
-        raise ValueError(f"jumps must not be negative, not {jumps}")
-    if jumps and (fidelity not in (tiers.AUTO, tiers.ACCURATE.name) or outputs is not None):
-        raise ValueError(
-            f"jumps are known in tier {str(tiers.ACCURATE)!r}, and with all outputs: leave out outputs="
-        )
     args, kwargs = split_inputs(example_inputs)
     leaves = pytree.tree_leaves((args, kwargs), is_leaf=is_moments)
     uncertain = tuple(is_moments(v) for v in leaves)
@@ -115,6 +102,24 @@ def convert(
     note = f"fidelity={tiers.FAST.name!r}, variances without covariance, is used here: {reason}"
     warnings.warn(note, FidelityNote, stacklevel=2)
     return network(tiers.FAST)
+
+
+def _check(fidelity: str, outputs: int | Sequence[int] | None, unsupported: str, jumps: int) -> None:
+    """Refuse options that do not exist, or do not go together."""
+    if fidelity not in tiers.NAMES:
+        raise ValueError(f"fidelity must be one of {', '.join(tiers.NAMES)}, not {fidelity!r}")
+    if unsupported not in UNSUPPORTED:
+        raise ValueError(f"unsupported must be one of {', '.join(UNSUPPORTED)}, not {unsupported!r}")
+    if outputs is not None and fidelity not in (tiers.AUTO, tiers.ACCURATE.name):
+        raise ValueError(
+            f"outputs= selects outputs for a covariance, which tier {fidelity!r} does not compute"
+        )
+    if jumps < 0:
+        raise ValueError(f"jumps must not be negative, not {jumps}")
+    if jumps and (fidelity not in (tiers.AUTO, tiers.ACCURATE.name) or outputs is not None):
+        raise ValueError(
+            f"jumps are known in tier {str(tiers.ACCURATE)!r}, and with all outputs: leave out outputs="
+        )
 
 
 def _too_many(traced: Trace, uncertain: Sequence[bool], selection: Selection) -> str:

@@ -137,9 +137,9 @@ def roc_curves(known: Mapping[str, Any], novel: Mapping[str, Any], axes: Axes | 
     panel: Axes = _axes(None if axes is None else [axes], 1, 1, width=3.4, height=3.2)[0]
     panel.plot([0, 1], [0, 1], color="0.7", linewidth=0.8)
     for name, color, style in zip(known, cycle(COLORS), cycle(STYLES), strict=False):
-        false_rate, true_rate, area = _roc(np.asarray(known[name]), np.asarray(novel[name]))
-        label = f"{name} (AUC {area:.3f})"
-        panel.plot(false_rate, true_rate, color=color, linestyle=style, linewidth=1.2, label=label)
+        scores = torch.as_tensor(known[name]), torch.as_tensor(novel[name])
+        label = f"{name} (AUC {metrics.auroc(*scores).value:.3f})"
+        panel.plot(*metrics.roc(*scores), color=color, linestyle=style, linewidth=1.2, label=label)
     panel.set_xlabel("known inputs flagged as novel", fontsize=_FONT)
     panel.set_ylabel("novel inputs found", fontsize=_FONT)
     panel.set(aspect="equal", xlim=(-0.01, 1), ylim=(0, 1.01))
@@ -336,20 +336,6 @@ def _legend_above(panel: Axes) -> None:
     longest = max((len(label) for label in panel.get_legend_handles_labels()[1]), default=0)
     columns = 2 if longest <= 20 else 1  # a legend wider than the figure would squeeze the panel
     panel.legend(fontsize=_FONT - 1, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns)
-
-
-def _roc(known: Any, novel: Any) -> tuple[Any, Any, float]:
-    """False and true positive rate at every threshold, and the area under their curve."""
-    scores = np.concatenate([known, novel]).astype(float)
-    if not np.isfinite(scores).all():
-        raise ValueError("scores must be finite")
-    order = np.argsort(-scores)
-    thresholds = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)  # ties cross one together
-    flagged = np.append(0, thresholds + 1)
-    found = np.append(0, np.cumsum(order >= len(known))[thresholds])
-    false_rate, true_rate = (flagged - found) / len(known), found / len(novel)
-    heights = (true_rate[1:] + true_rate[:-1]) / 2
-    return false_rate, true_rate, float(np.sum(np.diff(false_rate) * heights))
 
 
 def _axes(

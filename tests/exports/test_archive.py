@@ -58,6 +58,18 @@ def test_a_loaded_network_gives_the_same_numbers(fidelity: str, tmp_path: Path) 
         torch.testing.assert_close(loaded(x).variance, bnn(x).variance, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("fidelity", ["paper", "fast", "accurate"])
+def test_a_loaded_network_can_be_saved_again(fidelity: str, tmp_path: Path) -> None:
+    """The sweep back through max pooling puts constants into the middle of the program."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.Dropout(0.3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 2)
+    )
+    mp.save(mp.convert(model, torch.randn(2, 3, 8, 8), fidelity), tmp_path / "one.pt2")
+    mp.save(mp.load(tmp_path / "one.pt2"), tmp_path / "two.pt2")
+    x = torch.randn(5, 3, 8, 8)
+    same(mp.load(tmp_path / "two.pt2")(x), mp.load(tmp_path / "one.pt2")(x))
+
+
 def test_nothing_is_unpickled(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("unpickled")

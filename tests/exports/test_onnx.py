@@ -95,10 +95,10 @@ def test_finished_classification(classes: int, tmp_path: Path) -> None:
 def test_finished_classification_behind_the_networks_own_softmax(tmp_path: Path) -> None:
     """The file computes from the logits, as mp.classify does; closed formulas have no mutual information."""
     bnn = mp.convert(nn.Sequential(mlp(), nn.Softmax(-1)), X)
-    mp.export_onnx(bnn, tmp_path / "model.onnx", "classification", method="probit")
+    mp.export_onnx(bnn, tmp_path / "model.onnx", "classification", method="paper")
     found = run(tmp_path / "model.onnx", X)
     assert list(found) == ["probs", "entropy"]
-    close(found["probs"], mp.classify(bnn(X), "probit").probs)
+    close(found["probs"], mp.classify(bnn(X), "paper").probs)
 
 
 def test_finished_regression(tmp_path: Path) -> None:

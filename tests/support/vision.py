@@ -1,11 +1,13 @@
-"""Lets torchvision's models import where its compiled operators do not load."""
+"""Lets torchvision's models import where its compiled operators do not load; or breaks their import."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
+from pathlib import Path
 
+import pytest
 import torch
 
 _LIBRARIES: list[torch.library.Library] = []
@@ -33,3 +35,11 @@ def prepare() -> None:
             library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _LIBRARIES.append(library)  # declarations live as long as this object
         importlib.import_module("torchvision")
+
+
+def unfit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a torchvision built for another torch, for whatever tries to import it."""
+    (folder / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(folder)
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("torchvision", "torchmetrics")]:
+        monkeypatch.delitem(sys.modules, name)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import momentprop as mp
+import vision
 from momentprop.network import BayesianNetwork
 from momentprop.validation import latency, sampling
 from momentprop.validation.equivalence import Classes, Samples, equivalent_samples
@@ -48,6 +49,12 @@ def batches(n: int = 24) -> list[tuple[Tensor, Tensor]]:
     x = torch.randn(n, 6, generator=generator)
     y = torch.randint(3, (n,), generator=generator)
     return list(zip(x.split(10), y.split(10), strict=True))
+
+
+def test_labels_and_novel_inputs_need_torch_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vision.unfit(tmp_path, monkeypatch)
+    report = mp.validate(classifier(), batches(), 20, [3 * torch.randn(15, 6)], tiers=["paper"], layers=False)
+    assert {"ece", "ood_auroc"} <= report.figures["paper"].keys()
 
 
 def test_a_classifier() -> None:

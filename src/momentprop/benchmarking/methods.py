@@ -6,8 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from momentprop import tiers
+
 PLAIN, MC, SAVED = "plain", "mc", "saved"
-TIERS = ("paper", "fast", "accurate")
+TIERS = tuple(tier.name for tier in tiers.ALL)
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ class Method:
 def choose(kinds: Sequence[str], samples: Sequence[int]) -> list[Method]:
     """The methods of these kinds, plain first: it is what all others are divided by.
 
-    >>> [m.name for m in choose(["fast", "mc"], [10, 50])]
-    ['plain', 'MC, T = 10', 'MC, T = 50', 'fast']
+    >>> [m.name for m in choose(["saved", "mc"], [10, 50])]
+    ['plain', 'MC, T = 10', 'MC, T = 50', 'saved']
     """
     known = (PLAIN, MC, *TIERS, SAVED)
     if unknown := [kind for kind in kinds if kind not in known]:

@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from momentprop.exports.onnx_runtime import check_onnx, open_session, silent_exporter
 from momentprop.graph import private
 from momentprop.lowering.flat_export import export_flat, quiet
+from momentprop.lowering.free_batch import Positional
 from momentprop.lowering.inductor import OPTIONS
 
 Program = Callable[[Sequence[Tensor]], Sequence[Any]]
@@ -32,16 +33,7 @@ class Setting:
 
 def exported(module: nn.Module, inputs: Sequence[Tensor], dynamic: Sequence[Any]) -> ExportedProgram:
     """`dynamic`: for every input a dictionary of its free dimensions, or None."""
-
-    class Flat(nn.Module):  # torch.export wants to know the names of the inputs
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = module
-
-        def forward(self, *tensors: Tensor) -> Any:
-            return self.inner(*tensors)
-
-    return export_flat(Flat().eval(), inputs, dynamic)
+    return export_flat(Positional(module).eval(), inputs, dynamic)
 
 
 def packaged(module: nn.Module, inputs: Sequence[Tensor], dynamic: Sequence[Any], path: Path) -> Program:

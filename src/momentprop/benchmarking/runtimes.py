@@ -51,7 +51,7 @@ def prepare(subject: Subject, method: Method, runtime: str, setting: Setting) ->
 
 def _in_torch(subject: Subject, method: Method, compiled: bool, setting: Setting) -> Call:
     if method.kind == MC:
-        bnn, inductor = subject.converted("paper"), setting.backend == "inductor"
+        bnn, inductor = subject.sampled(), setting.backend == "inductor"
         return lambda x: monte_carlo(
             bnn, x, method.samples, compile=compiled and inductor, keep_samples=False
         )
@@ -111,7 +111,7 @@ def _sampled(subject: Subject, method: Method, runtime: str, setting: Setting) -
         # the number of samples is free: every T uses the same two files
         return _program(module, inputs, dynamic, f"mc-{name}", runtime, setting)
 
-    sample: Call = sample_with(subject.converted("paper"), make, subject.batch(EXAMPLE_BATCH), method.samples)
+    sample: Call = sample_with(subject.sampled(), make, subject.batch(EXAMPLE_BATCH), method.samples)
     return sample
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from momentprop import tiers
 from momentprop.benchmarking.paper_network import network
 from momentprop.convert import convert
 from momentprop.lowering.frozen import FrozenNetwork
@@ -49,6 +50,10 @@ class Subject:
                 warnings.simplefilter("ignore")  # the summary of a conversion is not this one's subject
                 self._converted[tier] = convert(self.plain(), self.inputs, tier)
         return self._converted[tier]
+
+    def sampled(self) -> BayesianNetwork:
+        """The network to draw samples from: every tier has the same trace, and this one is built soonest."""
+        return self.converted(tiers.PAPER.name)
 
     def frozen(self, tier: str) -> FrozenNetwork:
         """As for inference: what depends on weights alone is computed once."""

@@ -43,5 +43,5 @@ def work_of(subject: Subject, method: Method) -> float | None:
 
 def _sampled(subject: Subject, n_samples: int) -> int:
     """The deterministic part is counted once, the rest once per sample."""
-    x, bnn = subject.batch(_BATCH), subject.converted("paper")
+    x, bnn = subject.batch(_BATCH), subject.sampled()
     return multiply_adds(lambda: monte_carlo(bnn, x, n_samples, samples_at_once=1))

@@ -31,6 +31,24 @@ def build_model(name: str, weights: Path | None = None) -> nn.Module:
     The factory is called without arguments; a module object is taken as it is. The current folder is searched
     for the package, as `python -m` does.
     """
+    found = _named(name)
+    if not isinstance(found, nn.Module) and not callable(found):
+        raise ModelError(f"{name} is a {type(found).__name__}, no nn.Module and no function that makes one")
+    try:
+        model = found if isinstance(found, nn.Module) else found()
+    except MomentpropError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{name} cannot be built: {_described(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{name} gave a {type(model).__name__}, not an nn.Module")
+    if weights is not None:
+        load_weights(model, weights)
+    return model.eval()
+
+
+def _named(name: str) -> Any:
+    """Import what `package.module:attribute` names."""
     place, _, attribute = name.partition(":")
     if not place or not attribute:
         raise ModelError(
@@ -46,19 +64,7 @@ def build_model(name: str, weights: Path | None = None) -> nn.Module:
         if not hasattr(found, part):
             raise ModelError(f"{place} has no {attribute!r}")
         found = getattr(found, part)
-    if not isinstance(found, nn.Module) and not callable(found):
-        raise ModelError(f"{name} is a {type(found).__name__}, no nn.Module and no function that makes one")
-    try:
-        model = found if isinstance(found, nn.Module) else found()
-    except MomentpropError:
-        raise
-    except Exception as error:
-        raise ModelError(f"{name} cannot be built: {_described(error)}") from error
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"{name} gave a {type(model).__name__}, not an nn.Module")
-    if weights is not None:
-        load_weights(model, weights)
-    return model.eval()
+    return found
 
 
 def _described(error: Exception) -> str:

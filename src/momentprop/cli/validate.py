@@ -64,13 +64,9 @@ def validate(
     option; 130 after Ctrl-C.
     """
     errors = Console(stderr=True, soft_wrap=True)
-
-    def failed(why: object, status: int = 2) -> typer.Exit:
-        errors.print(f"[red]momentprop validate failed:[/red] {escape(str(why))}")
-        return typer.Exit(status)
-
-    try:
-        _check(require_teq, samples, [path for path in (out, as_json) if path is not None])
+    written = [path for path in (out, as_json) if path is not None]
+    with _failures(errors, model, out):
+        _check(require_teq, samples, written)
         report = _report(
             model,
             data,
@@ -91,27 +87,38 @@ def validate(
             report.save_html(out)
         if as_json is not None:
             as_json.write_text(json.dumps(report.to_dict(), indent=1, allow_nan=False), encoding="utf-8")
+    show(report)
+    for path in written:
+        errors.print(f"wrote {escape(str(path))}")
+    if report.partial:
+        raise typer.Exit(130)
+    if require_teq is not None and not report.t_eq().is_at_least(require_teq):
+        errors.print(f"[red]worth {report.t_eq()} MC samples, below the required {require_teq:g}[/red]")
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _failures(errors: Console, model: str, page: Path | None) -> Iterator[None]:
+    """Turn what goes wrong into a message and a status; the page says why a model cannot be converted."""
+
+    def failed(why: object) -> typer.Exit:
+        errors.print(f"[red]momentprop validate failed:[/red] {escape(str(why))}")
+        return typer.Exit(2)
+
+    try:
+        yield
     except KeyboardInterrupt:
         errors.print("[red]momentprop validate was interrupted[/red] before there was anything to report")
         raise typer.Exit(130) from None
     except (MissingRuleError, TraceError) as error:
-        if out is not None:
-            out.write_text(failure_page(model, error), encoding="utf-8")
+        if page is not None:
+            page.write_text(failure_page(model, error), encoding="utf-8")
         raise failed(error) from None
     except (MomentpropError, OSError, ValueError, TypeError) as error:
         raise failed(error) from None
     except Exception as error:  # status 1 is for the worth alone
         errors.print_exception()
         raise failed(f"{type(error).__name__}, which is unexpected: {error}") from None
-    show(report)
-    for path in (out, as_json):
-        if path is not None:
-            errors.print(f"wrote {escape(str(path))}")
-    if report.partial:
-        raise typer.Exit(130)
-    if require_teq is not None and not report.t_eq().is_at_least(require_teq):
-        errors.print(f"[red]worth {report.t_eq()} MC samples, below the required {require_teq:g}[/red]")
-        raise typer.Exit(1)
 
 
 def _check(require_teq: float | None, samples: int, written: list[Path]) -> None:

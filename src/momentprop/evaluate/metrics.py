@@ -21,7 +21,6 @@ import math
 import torch
 from torch import Tensor
 
-from momentprop.errors import MissingExtraError
 from momentprop.evaluate.estimates import (
     Estimate,
     bootstrap,
@@ -53,6 +52,7 @@ __all__ = [
     "pearson",
     "reliability",
     "rmse",
+    "roc",
     "width",
     "wilson",
 ]
@@ -113,26 +113,20 @@ def ece(
 ) -> Estimate:
     """Expected calibration error (Naeini et al. 2015): the mean over bins of |accuracy - confidence|.
 
-    Computed by torchmetrics. The value is too large on average, by the chance differences within bins, and a
-    resample has those twice: near perfect calibration the percentile interval hardly ever contains the
-    truth. So the low end is that of the interval reflected about the value ("basic"), which takes the excess
-    off; and it is 0 where predictions of the same confidences that are calibrated by construction
-    (Bröcker & Smith 2007; every element apart) reach the value by chance.
+    The bins are those of `reliability`. The value is too large on average, by the chance differences within
+    bins, and a resample has those twice: near perfect calibration the percentile interval hardly ever
+    contains the truth. So the low end is that of the interval reflected about the value ("basic"), which
+    takes the excess off; and it is 0 where predictions of the same confidences that are calibrated by
+    construction (Bröcker & Smith 2007; every element apart) reach the value by chance.
 
     >>> probs = torch.tensor([[0.8, 0.2]]).expand(10, 2)
     >>> round(ece(probs, torch.tensor([0] * 6 + [1] * 4)).value, 6)  # 0.8 sure, 0.6 right
     0.2
     """
-    try:
-        from torchmetrics.functional.classification import binary_calibration_error
-    except ImportError as error:
-        raise MissingExtraError("torchmetrics", "metrics") from error
 
     def statistic(confidence: Tensor, correct: Tensor) -> Tensor:
-        error: Tensor = binary_calibration_error(
-            confidence.flatten(), correct.flatten(), n_bins, validate_args=False
-        )
-        return error
+        sure, right, count = _binned(confidence, correct, n_bins)
+        return (right - sure).abs().sum() / count.sum()
 
     confidence, correct = _top(probs, target, n_bins)
     value = float(statistic(confidence, correct))
@@ -146,7 +140,7 @@ def ece(
 
 
 def reliability(probs: Tensor, target: Tensor, n_bins: int = 15) -> tuple[Tensor, Tensor, Tensor]:
-    """What `ece` sums: mean confidence, accuracy and number of inputs of each bin; NaN in an empty bin.
+    """Compute what `ece` sums: mean confidence, accuracy, number of inputs of each bin; NaN if empty.
 
     Bin i of n holds the confidences i/n <= c < (i+1)/n, the last one also 1.
 
@@ -154,14 +148,8 @@ def reliability(probs: Tensor, target: Tensor, n_bins: int = 15) -> tuple[Tensor
     >>> [values.tolist() for values in reliability(probs, torch.tensor([0, 1, 1]), n_bins=2)]
     [[nan, 0.7333333492279053], [nan, 0.6666666666666666], [0.0, 3.0]]
     """
-    confidence, correct = (t.flatten() for t in _top(probs, target, n_bins))
-    # the same boundaries as torchmetrics; i/n by multiplication would put some values elsewhere
-    edges = torch.linspace(0, 1, n_bins + 1, dtype=torch.float64)
-    index = torch.bucketize(confidence, edges, right=True) - 1
-    count = torch.bincount(index, minlength=n_bins).double()
-    sure = torch.bincount(index, confidence, n_bins) / count
-    right = torch.bincount(index, correct.double(), n_bins) / count
-    return sure, right, count
+    sure, right, count = _binned(*_top(probs, target, n_bins), n_bins)
+    return sure / count, right / count, count
 
 
 # ------------------------------------------------------------------------------------------ regression
@@ -243,7 +231,7 @@ def width(low: Tensor, high: Tensor, *, level: float = 0.95) -> Estimate:
 def auroc(known: Tensor, novel: Tensor, *, level: float = 0.95) -> Estimate:
     """Area under the ROC curve: the chance that a novel input scores above a known one, ties half.
 
-    By scikit-learn, with the variance of DeLong et al. (1988) on the logit scale, so that the interval
+    With the variance of DeLong et al. (1988) on the logit scale, so that the interval
     stays inside 0..1. Perfect separation leaves no variance; then Wilson's interval of as many independent
     pairs as there are is taken.
 
@@ -251,15 +239,10 @@ def auroc(known: Tensor, novel: Tensor, *, level: float = 0.95) -> Estimate:
     0.969 (0.889..0.992)
     """
     known, novel = _scores(known, novel)
-    try:
-        from sklearn.metrics import roc_auc_score
-    except ImportError as error:
-        raise MissingExtraError("scikit-learn", "metrics") from error
-    value = float(roc_auc_score(_is_novel(known, novel).numpy(), torch.cat([known, novel]).numpy()))
-    value = min(1.0, value)  # a sum of trapezoids, with its rounding
     z, pairs = normal_quantile(level), min(len(known), len(novel))
     # the fraction of known inputs below each novel one, and of novel inputs above each known one
     below, above = _fraction_below(known, novel), 1 - _fraction_below(novel, known)
+    value = below.mean().item()
     variance = (below.var() / len(novel) + above.var() / len(known)).item() if pairs > 1 else 0.0
     if variance == 0 or value in (0.0, 1.0):
         interval = wilson(value * pairs, pairs, level)
@@ -274,26 +257,32 @@ def aupr(
 ) -> Estimate:
     """Area under the precision-recall curve (average precision) of finding the novel inputs.
 
-    By scikit-learn, with the bootstrap over known and novel inputs apart (seconds, for tens of thousands of
-    inputs). It depends on the share of novel
-    inputs: compare it only between methods on the same inputs. Perfect separation has an interval of width
-    zero.
+    The sum over thresholds of precision times the step in recall, with the bootstrap over known and novel
+    inputs apart (seconds, for tens of thousands of inputs). It depends on the share of novel inputs: compare
+    it only between methods on the same inputs. Perfect separation has an interval of width zero.
 
     >>> aupr(torch.tensor([0.1, 0.2]), torch.tensor([0.3, 0.4])).value
     1.0
     """
     known, novel = _scores(known, novel)
-    try:
-        from sklearn.metrics import average_precision_score
-    except ImportError as error:
-        raise MissingExtraError("scikit-learn", "metrics") from error
-    is_novel = _is_novel(known, novel).numpy()
 
-    def statistic(known: Tensor, novel: Tensor) -> float:
-        return float(average_precision_score(is_novel, torch.cat([known, novel]).numpy()))
+    def statistic(known: Tensor, novel: Tensor) -> Tensor:
+        flagged, found = _flagged(known, novel)
+        return (found.diff(prepend=found.new_zeros(1)) * found / (found + flagged)).sum() / len(novel)
 
     samples = resampled(statistic, [(known,), (novel,)], n_resamples, seed)
-    return Estimate(statistic(known, novel), *percentiles(samples, level), level)
+    return Estimate(float(statistic(known, novel)), *percentiles(samples, level), level)
+
+
+def roc(known: Tensor, novel: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw the ROC curve: rates of known inputs flagged and of novel ones found, at ever lower thresholds.
+
+    >>> [rates.tolist() for rates in roc(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 3.0]))]
+    [[0.0, 0.0, 0.5, 1.0], [0.0, 0.5, 1.0, 1.0]]
+    """
+    known, novel = _scores(known, novel)
+    flagged, found = (torch.cat([n.new_zeros(1), n]) for n in _flagged(known, novel))
+    return flagged / len(known), found / len(novel)
 
 
 def fpr_at_tpr(
@@ -335,15 +324,20 @@ def _scores(known: Tensor, novel: Tensor) -> tuple[Tensor, Tensor]:
     return known.detach().to("cpu", torch.float64), novel.detach().to("cpu", torch.float64)
 
 
-def _is_novel(known: Tensor, novel: Tensor) -> Tensor:
-    return torch.arange(len(known) + len(novel)) >= len(known)
+def _flagged(known: Tensor, novel: Tensor) -> tuple[Tensor, Tensor]:
+    """Count the known and the novel inputs at or above each score, from the highest down."""
+    scores, order = torch.cat([known, novel]).sort(descending=True)
+    found = (order >= len(known)).double().cumsum(0)
+    flagged = (order < len(known)).double().cumsum(0)
+    last = scores.diff(append=scores.new_full((1,), -math.inf)) != 0  # of inputs with the same score
+    return flagged[last], found[last]
 
 
 def _fraction_below(values: Tensor, points: Tensor) -> Tensor:
     """For each point the fraction of the values below it, ties half."""
     ordered = values.sort().values
     below = torch.searchsorted(ordered, points) + torch.searchsorted(ordered, points, right=True)
-    return below / (2.0 * len(values))
+    return below.double() / (2 * len(values))
 
 
 def _classes(probs: Tensor, target: Tensor, *, is_log: bool = False) -> tuple[Tensor, Tensor]:
@@ -384,5 +378,14 @@ def _top(probs: Tensor, target: Tensor, n_bins: int) -> tuple[Tensor, Tensor]:
         raise ValueError(f"n_bins must be at least 1, not {n_bins}")
     probs, target = _classes(probs, target)
     confidence, choice = probs.max(1)
-    # below 1: torchmetrics would give 1 a bin of its own, and take anything above it for a logit
-    return confidence.clamp_max(_BELOW_ONE), (choice == target).long()
+    return confidence.clamp_max(_BELOW_ONE), (choice == target).long()  # 1 belongs to the last bin
+
+
+def _binned(confidence: Tensor, correct: Tensor, n_bins: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum confidences and hits, and count elements, in each bin."""
+    # i/n by multiplication would put some values into another bin
+    edges = torch.linspace(0, 1, n_bins + 1, dtype=torch.float64)
+    confidence, correct = confidence.flatten(), correct.flatten().double()
+    index = torch.bucketize(confidence, edges, right=True) - 1
+    count = torch.bincount(index, minlength=n_bins).double()
+    return torch.bincount(index, confidence, n_bins), torch.bincount(index, correct, n_bins), count

@@ -126,16 +126,6 @@ class Call:
                 tensors.append(variance_of(value))
         return tensors
 
-    def arguments(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """(args, kwargs) of the network from flat tensors."""
-        rest = list(tensors)
-        values: list[Any] = []
-        for port in self.inputs:
-            value: Any = rest.pop(0)
-            values.append(Moments(value, rest.pop(0)) if port.uncertain else value)
-        args, kwargs = rebuild(self.tree, lambda leaf: values[leaf["input"]])
-        return args, kwargs
-
     @property
     def ports(self) -> list[Port]:
         """One for every tensor."""

@@ -1,39 +1,22 @@
-"""Moments of ReLU, of the maximum of two, and of max pooling in ONNX.
-
-Runtimes pass over memory once for every node, so formulas of few operators are wanted. With d = E1 - E2,
-S = sqrt(2 (V1 + V2)), u = d / S, P = (1 + erf(u)) / 2 = P(X1 > X2) and
-r = E[(X1 - X2)+] = d P + S exp(-u^2) / (2 sqrt(pi)):
-
-    E = E2 + r,   V = V2 + (V1 - V2) P + r (d - r),
-
-and ReLU is the same with E2 = V2 = 0. Both are Clark's formulas, so they give what `gaussian` gives, to
-float32's rounding of the largest terms. They take half the operators, but lose far tails: beyond five
-standard deviations, where `gaussian` keeps its relative precision, they give 0.
-"""
+"""How operators are written in ONNX where torch.onnx.export has no translation of its own, or a wrong one."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from itertools import product
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from momentprop.exports.onnx_moments import ShortMoments
 from momentprop.gaussian.composites import DROPPED_VARIANCE, MAX_MOMENTS, RELU_MOMENTS
 from momentprop.rules.max_pooling import ALIKE_MAXIMA, RECTIFIED_MAXIMA, TILED_MAXIMA
-
-_TINY = 2 * torch.finfo(torch.float32).tiny ** 0.8  # of S^2: the floor of `gaussian.safe_sqrt`
-_LOG_C = -math.log(2 * math.sqrt(math.pi))
-_LEAST_WEIGHT = 0.05  # of dropout, for a difference that loses no more than a digit
-_MOST = 2**31  # for the end of a slice: all of it
-
 
 Translations = dict[Callable[..., Any], Callable[..., Any]]
 
 
 def stable_translations() -> Translations:
-    """By operator, for torch.onnx.export: of those that its own translation gets wrong."""
+    """Map operators that torch.onnx.export translates inaccurately to translations that are accurate."""
     from onnxscript import opset18
 
     op: Any = opset18  # typed more narrowly than it works
@@ -64,109 +47,24 @@ def stable_translations() -> Translations:
 
 
 def short_translations() -> Translations:
-    """By operator, for torch.onnx.export: moments by formulas of few nodes."""
-    from onnxscript import opset18
-
-    op: Any = opset18
-
-    squares: dict[Any, Callable[[], Any]] = {}  # second moments behind ReLU
-    unclipped: dict[Any, Any] = {}  # variances before rounding below zero was taken off
-
-    def positive_part(d: Any, square: Any) -> tuple[Any, Any]:
-        """P and r, of d and S^2."""
-        scale = op.Sqrt(op.Max(square, _TINY))
-        u = op.Div(d, scale)
-        probability = op.HardSigmoid(op.Erf(u), alpha=0.5, beta=0.5)  # which is linear where erf is
-        density = op.Mul(scale, op.Exp(op.Sub(_LOG_C, op.Mul(u, u))))
-        return probability, op.Add(op.Mul(d, probability), density)
-
-    def clipped(variance: Any) -> Any:
-        found = op.Relu(variance)
-        unclipped[found] = variance
-        return found
-
-    def relu_moments(mean: Any, variance: Any) -> tuple[Any, Any]:
-        own = unclipped.get(variance, variance)
-        probability, r = positive_part(mean, op.Add(own, own))
-        inside = op.Mul(own, probability)
-        out = r, clipped(op.Add(inside, op.Mul(r, op.Sub(mean, r))))
-        squares[out] = lambda: op.Add(inside, op.Mul(r, mean))
-        return out
-
-    def dropped_variance(mean: Any, variance: Any, weight: float) -> Any:
-        """Behind ReLU, (1 + weight) E[X^2] - E[X]^2, whose terms are there."""
-        if (mean, variance) in squares and weight > _LEAST_WEIGHT:
-            return op.Relu(op.Sub(op.Mul(squares[mean, variance](), 1 + weight), op.Mul(mean, mean)))
-        return op.Add(variance, op.Mul(op.Add(op.Mul(mean, mean), variance), weight))
-
-    def maximum(first: Any, second: Any, contrast: Any = None, far: bool = False) -> tuple[Any, Any]:
-        """Of two (mean, variance); the variance is not negative, but for rounding.
-
-        `far`: one mean may be so far below that the other is nothing beside it, as that of padding is.
-        """
-        d, total = op.Sub(first[0], second[0]), op.Add(first[1], second[1])
-        square = op.Add(total, total) if contrast is None else op.Mul(total, contrast)
-        probability, r = positive_part(d, square)
-        mixed = op.Add(second[1], op.Mul(op.Sub(first[1], second[1]), probability))
-        variance = op.Add(mixed, op.Mul(r, op.Sub(d, r)))
-        if far:
-            return op.Add(op.Max(first[0], second[0]), op.Sub(r, op.Relu(d))), variance
-        return op.Add(second[0], r), variance
-
-    def max_moments(mean_1: Any, variance_1: Any, mean_2: Any, variance_2: Any) -> tuple[Any, Any]:
-        mean, variance = maximum((mean_1, variance_1), (mean_2, variance_2), far=True)
-        return mean, clipped(variance)
-
-    def elements(x: Any, kernel: Sequence[int]) -> list[Any]:
-        """Of all windows, by position. Where x is a convolution: see `stride_convolutions`."""
-        n = len(kernel)
-        axes = list(range(-n, 0))
-        ends = [
-            _MOST if size % k == 0 else size - size % k for size, k in zip(x.shape[-n:], kernel, strict=True)
-        ]
-        return [op.Slice(x, list(start), ends, axes, list(kernel)) for start in product(*map(range, kernel))]
-
-    def tiled_maxima(mean: Any, variance: Any, kernel: Sequence[int]) -> tuple[Any, Any]:
-        *others, best = zip(elements(mean, kernel), elements(variance, kernel), strict=True)
-        for one in reversed(others):
-            best = maximum(one, best)
-        return best[0], clipped(best[1])
-
-    def alike_maxima(mean: Any, variance: Any, contrast: Any, kernel: Sequence[int]) -> tuple[Any, Any]:
-        """From one variance for each row of a window."""
-        means, width = elements(mean, kernel), kernel[-1]
-        twice = op.Add(contrast, contrast)
-        best: Any = None
-        for i, shared in reversed(list(enumerate(elements(variance, [*kernel[:-1], 1])))):
-            *others, last = means[i * width : (i + 1) * width]
-            row = last, shared
-            for j, one in enumerate(reversed(others)):
-                row = maximum((one, shared), row, contrast) if j else alike_maximum(one, last, shared, twice)
-            best = row if best is None else maximum(row, best, contrast)
-        return best[0], clipped(best[1])
-
-    def alike_maximum(first: Any, second: Any, variance: Any, twice: Any) -> tuple[Any, Any]:
-        """Of two with the same variance."""
-        d = op.Sub(first, second)
-        _, r = positive_part(d, op.Mul(variance, twice))
-        return op.Add(second, r), op.Add(variance, op.Mul(r, op.Sub(d, r)))
-
-    def rectified_maxima(mean: Any, variance: Any, kernel: Sequence[int]) -> tuple[Any, Any]:
-        def rectified(one: tuple[Any, Any]) -> tuple[Any, Any]:
-            mean, variance = relu_moments(*one)
-            return mean, unclipped[variance]  # the maximum's is clipped
-
-        *others, last = zip(elements(mean, kernel), elements(variance, kernel), strict=True)
-        best = rectified(last)
-        for one in reversed(others):
-            best = maximum(rectified(one), best)
-        return best[0], clipped(best[1])
-
-    return {
-        RELU_MOMENTS: relu_moments,
-        MAX_MOMENTS: max_moments,
-        TILED_MAXIMA: tiled_maxima,
-        ALIKE_MAXIMA: alike_maxima,
-        RECTIFIED_MAXIMA: rectified_maxima,
-        DROPPED_VARIANCE: dropped_variance,
+    """Map our composite operators, for torch.onnx.export, to formulas of few nodes."""
+    short = ShortMoments()
+    methods: Translations = {
+        RELU_MOMENTS: short.relu_moments,
+        MAX_MOMENTS: short.max_moments,
+        TILED_MAXIMA: short.tiled_maxima,
+        ALIKE_MAXIMA: short.alike_maxima,
+        RECTIFIED_MAXIMA: short.rectified_maxima,
+        DROPPED_VARIANCE: short.dropped_variance,
     }
+    return {operator: _function(method) for operator, method in methods.items()}
+
+
+def _function(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method as a function: torch leaves notes on what it is given, which methods do not take."""
+
+    @functools.wraps(method)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
+
+    return function

@@ -1,7 +1,7 @@
 """Moments as operators of PyTorch: of ReLU, of the maximum of two, of max pooling (rules/max_pooling.py).
 
 Exporters then see one node where there are thirty, and can write it in the way that suits their runtime
-(exports/onnx_operators.py). Everything else sees through them: they are composite, so autograd, compilers and
+(exports/onnx_moments.py). Everything else sees through them: they are composite, so autograd, compilers and
 `torch.func` work on what they are made of.
 """
 

@@ -22,20 +22,23 @@ _FEWER = (8, 21)  # samples than in the first batch, in the others: odd and even
 
 
 def with_free_batch(module: nn.Module, tensors: Sequence[Tensor], dynamic: Sequence[Any]) -> nn.Module:
-    """The same function of `*tensors`; `dynamic`: None for tensors without a batch. Raises ValueError."""
+    """Make the same function of `*tensors` for any batch size, or raise ValueError.
+
+    `dynamic` is None for tensors without a batch.
+    """
     free = [i for i, sizes in enumerate(dynamic) if sizes is not None]
     if not free:
         raise ValueError("no input has a batch")
     batch = tensors[free[0]].shape[0]
     sizes = [batch, *[batch - less for less in _FEWER]]
     graphs = [_traced(module, [t[:n] if i in free else t for i, t in enumerate(tensors)]) for n in sizes]
-    return _Positional(_generalized(graphs, free[0], sizes))
+    return Positional(_generalized(graphs, free[0], sizes))
 
 
-class _Positional(nn.Module):
-    """torch.export wants the names of inputs that it was promised."""
+class Positional(nn.Module):
+    """Hides the names of a module's inputs, which torch.export wants to be told with their free sizes."""
 
-    def __init__(self, inner: fx.GraphModule) -> None:
+    def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
 

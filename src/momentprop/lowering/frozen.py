@@ -18,10 +18,9 @@ from torch.utils import _pytree as pytree
 from momentprop.capture.signature import Signature, rebuild_output
 from momentprop.errors import MomentpropError
 from momentprop.graph.private import OpOverload
-from momentprop.lowering.flat_export import export_flat, quiet
+from momentprop.lowering.flat_export import quiet
 from momentprop.lowering.inductor import Compiled
-from momentprop.lowering.pooled_convolutions import join_convolutions
-from momentprop.lowering.rectified import join_rectified_maxima
+from momentprop.lowering.lower import lower
 from momentprop.moments import as_moments, is_moments, plain
 
 _COMPUTED = (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)  # not constants: they follow from inputs
@@ -95,32 +94,20 @@ class _Outputs:
         return found
 
 
-class _Flat(nn.Module):
-    """A program with its state inside, as a function of flat tensors that returns what is computed, flat."""
+class _Stateful(nn.Module):
+    """A program with copies of its state inside, called like the network; it returns all outputs, flat."""
 
-    def __init__(
-        self,
-        program: nn.Module,
-        state: Sequence[Tensor],
-        signature: Signature,
-        uncertain: Sequence[bool],
-        keep: Callable[[_Outputs], None],
-    ) -> None:
+    def __init__(self, program: nn.Module, state: Sequence[Tensor]) -> None:
         super().__init__()
-        self.inner, self.signature, self.uncertain, self.keep = program, signature, uncertain, keep
+        self.inner, self.n_state = program, len(state)
         copies: dict[int, Tensor] = {}
         for i, tensor in enumerate(state):
-            copy = copies.setdefault(id(tensor), tensor.detach().clone())
-            self.register_buffer(f"state_{i}", copy)
-        self.n_state = len(state)
+            self.register_buffer(f"state_{i}", copies.setdefault(id(tensor), tensor.detach().clone()))
 
-    def forward(self, *tensors: Tensor) -> tuple[Any, ...]:
-        leaves = self.signature.joined(tensors, self.uncertain)
-        found = self.inner(*[getattr(self, f"state_{i}") for i in range(self.n_state)], *leaves)
-        outputs = _Outputs([plain(v) if is_moments(v) else as_moments(v) for v in found])
-        computed, outputs.computed = tuple(outputs.computed), []
-        self.keep(outputs)
-        return computed
+    def forward(self, *args: Any, **kwargs: Any) -> list[Any]:
+        state = [getattr(self, f"state_{i}") for i in range(self.n_state)]
+        found = self.inner(*state, *pytree.tree_leaves((args, kwargs), is_leaf=is_moments))
+        return [plain(v) if is_moments(v) else as_moments(v) for v in found]
 
 
 def freeze(
@@ -133,9 +120,14 @@ def freeze(
 ) -> FrozenNetwork:
     """program(*state, *inputs) -> flat outputs, with this state for good."""
     kept: list[_Outputs] = []
-    flat = _Flat(program, state, signature, uncertain, lambda outputs: kept.append(outputs)).eval()
-    device = next((t.device for t in flat.buffers()), torch.device("cpu"))
-    exported = export_flat(flat, signature.tensors(uncertain, device), signature.dynamic(uncertain))
+
+    def head(moments: list[Any]) -> list[Any]:
+        outputs = _Outputs(moments)
+        computed, outputs.computed = outputs.computed, []
+        kept.append(outputs)
+        return computed
+
+    exported = lower(_Stateful(program, state), signature, uncertain, head).exported
     with quiet(), torch.no_grad():
         constants = folded(exported.module(check_guards=False))
     return FrozenNetwork(constants, kept[-1], signature, uncertain, out_spec, fidelity)
@@ -144,8 +136,6 @@ def freeze(
 def folded(module: fx.GraphModule) -> fx.GraphModule:
     """The module with operators on constants replaced by their results; a function of flat tensors."""
     graph = module.graph
-    join_rectified_maxima(graph)
-    join_convolutions(graph)
     graph.set_codegen(fx.graph.CodeGen())
     known: dict[fx.Node, Any] = {}
     kept: dict[str, Any] = {}

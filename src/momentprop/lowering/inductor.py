@@ -9,7 +9,10 @@ from typing import Any
 from torch import nn
 
 # Products and sums in one rounding, as BLAS and oneDNN have them: moments are polynomials for the most part.
-OPTIONS: Mapping[str, Any] = MappingProxyType({"cpp.enable_floating_point_contract_flag": "fast"})
+_FUSED = "-ffp-contract=fast"  # of the C++ compiler; Inductor takes the value alone
+OPTIONS: Mapping[str, Any] = MappingProxyType(
+    {"cpp.enable_floating_point_contract_flag": _FUSED.partition("=")[2]}
+)
 
 
 class Compiled(nn.Module):

@@ -127,10 +127,9 @@ def classify(
             softmax, log-softmax or sigmoid carry their logits, which are used; so do its samples.
         method: how the softmax of uncertain logits is averaged:
 
-            - `"integrate"`: over a fixed set of points, with the covariance where there is one; softmax
-              itself at variance zero;
-            - `"paper"`: Daunizeau's formula with the probit approximation, as in Brach, Sick & Duerr;
-            - `"probit"`, `"mean_field"`, `"laplace_bridge"`: closed formulas from the literature.
+            - `integrate`: over a fixed set of points, with the covariance where there is one; softmax itself
+              at variance zero;
+            - `paper`: Daunizeau's formula with the probit approximation, as in Brach, Sick & Duerr.
         kind: `"multiclass"`, one class out of K; `"binary"`, one logit per input, for classes 0 and 1;
             `"multilabel"`, one such decision for every logit: the distribution is over [batch, 2, labels].
             By default binary where there is one logit, multilabel behind a sigmoid, else multiclass.
@@ -165,8 +164,6 @@ def classify(
         return _of_samples(output[None], kind, dim)
     moments = output.to(torch.float32) if torch.finfo(output.dtype).bits == 16 else output
     kind = _checked_kind(moments.mean, kind, dim)
-    if kind != "multiclass" and method == "laplace_bridge":
-        raise ValueError("laplace_bridge needs a logit for every class; choose another method")
     if kind == "multiclass":
         logits, restore = _class_last(moments, 1 if dim is None else dim)
     else:

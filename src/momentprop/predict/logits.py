@@ -1,9 +1,9 @@
 """From Gaussian logits to class probabilities: the integral of softmax over N(E, C).
 
 `integrate` takes a fixed set of points in logit space: it is deterministic, sums to one, is softmax at zero
-variance, and gives second moments and the expected entropy as well. The others are closed formulas from the
-literature for the mean alone. All of them work on logits [n, K] and return logarithms of probabilities, which
-stay finite where probabilities underflow.
+variance, and gives second moments and the expected entropy as well. `paper` is a closed formula for the mean
+alone; benchmarks/predictive.py compares both with others from the literature. They work on logits [n, K] and
+return logarithms of probabilities, which stay finite where probabilities underflow.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from momentprop.gaussian.normal import safe_sqrt
 from momentprop.graph.private import constant_result
-from momentprop.rules.softmax import log_odds_logistic, log_odds_probit, log_probabilities
+from momentprop.rules.softmax import log_odds_probit, log_probabilities
 
 _POINTS_PER_CLASS, _MOST_POINTS = 205, 4096  # 1,025 for five classes, 2,050 for ten
 _POINTS_ON_A_LINE = 512  # two classes: their difference is one variable
 _AT_ONCE = 2**18  # elements of a block of points: what caches hold, measured
 _AT_ONCE_COMPILED = 2**24  # compilers write nothing out that they need once
-_PROBIT = math.pi / 8  # sigmoid(x) is close to Phi(x sqrt(pi / 8))
 
 
 @dataclass(frozen=True)
@@ -162,49 +161,9 @@ def paper(logits: GaussianLogits) -> Averages:
     return Averages(log_probabilities(logits.mean, logits.variance, log_odds_probit))
 
 
-def probit(logits: GaussianLogits) -> Averages:
-    """softmax(E / sqrt(1 + pi/8 V)) (MacKay 1992), logit by logit."""
-    return Averages((logits.mean / (1 + _PROBIT * logits.variance).sqrt()).log_softmax(-1))
-
-
-def mean_field(logits: GaussianLogits) -> Averages:
-    """p_k = 1 / sum over l of exp(-E_kl / sqrt(1 + pi/8 V_kl)), to sum one (Lu, Ie & Sha 2020).
-
-    E_kl and V_kl are the moments of z_k - z_l: it knows covariance.
-    """
-    full = logits.full_covariance()
-    return Averages(log_probabilities(logits.mean, logits.variance, log_odds_logistic, full))
-
-
-def laplace_bridge(logits: GaussianLogits) -> Averages:
-    """The Dirichlet distribution that matches the Gaussian (Hobbhahn, Kristiadi & Hennig 2022).
-
-    alpha_k = (1 - 2/K + exp(E_k) / K^2 sum over l of exp(-E_l)) / V_k.
-    """
-    k = logits.n_classes
-    mean = logits.mean - logits.mean.mean(-1, keepdim=True)
-    tiny = torch.finfo(mean.dtype).tiny ** 0.25
-    shared = mean + (-mean).logsumexp(-1, keepdim=True) - 2 * math.log(k)
-    log_alpha = torch.logaddexp(shared, mean.new_full((), math.log1p(-2 / k) if k > 2 else -torch.inf))
-    log_alpha = log_alpha - logits.variance.clamp_min(tiny).log()
-    log_total = log_alpha.logsumexp(-1, keepdim=True)
-    log_probs = log_alpha - log_total
-    p, total = log_probs.exp(), log_total.exp()
-    variance = p * (1 - p) / (1 + total)
-    alpha = log_alpha.exp()
-    entropy = torch.digamma(total[..., 0] + 1) - (p * torch.digamma(alpha + 1)).sum(-1)
-    largest = torch.finfo(mean.dtype).max ** 0.5
-    certain = total[..., 0] > largest  # digammas cancel: no variance left
-    entropy = torch.where(certain, torch.special.entr(p).sum(-1), entropy)
-    return Averages(log_probs, variance + p * p, entropy)
-
-
+# how softmax can be averaged, by the name that `classify` takes
 METHODS: dict[str, Callable[[GaussianLogits], Averages]] = {
-    "integrate": integrate,
-    "paper": paper,
-    "probit": probit,
-    "mean_field": mean_field,
-    "laplace_bridge": laplace_bridge,
+    method.__name__: method for method in (integrate, paper)
 }
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from momentprop.validation.findings import MC, PLAIN, Findings
+from momentprop import tiers
+from momentprop.validation.findings import MC, PLAIN, SAVED, Findings
 from momentprop.validation.layers import LayerRow
 
-_COLOURS = {PLAIN: 0, MC: 1, "paper": 2, "fast": 3, "accurate": 4, "saved": 5}
+_METHODS = (PLAIN, MC, *(tier.name for tier in tiers.ALL), SAVED)
+_COLOURS = {method: number for number, method in enumerate(_METHODS)}
+_OTHER = len(_COLOURS) - 1
 _GRID = [i / 100 for i in range(101)]
 
 Chart = dict[str, Any]
@@ -107,7 +110,7 @@ def _depth(rows: list[LayerRow]) -> Chart:
 
 
 def _line(name: str, x: list[Any], y: list[Any], method: str) -> dict[str, Any]:
-    return {"name": name, "x": x, "y": y, "colour": _COLOURS.get(method, 5)}
+    return {"name": name, "x": x, "y": y, "colour": _COLOURS.get(method, _OTHER)}
 
 
 def _positive(value: Any) -> float | None:

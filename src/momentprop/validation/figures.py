@@ -20,6 +20,7 @@ from momentprop.evaluate.metrics import (
     nll,
     reliability,
     rmse,
+    roc,
 )
 from momentprop.moments import Moments
 from momentprop.predict.decisions import selective_curve
@@ -184,11 +185,9 @@ def novelty(ours: Predicted | Sampled) -> Tensor:
 def novelty_figures(known: Tensor, novel: Tensor) -> tuple[Figures, dict[str, Any]]:
     """AUROC, and the curve."""
     figures: Figures = {"ood_auroc": auroc(known, novel)}
-    thresholds = torch.cat([known, novel]).unique().flip(0)
-    thresholds = thresholds[_thinned(len(thresholds))]
-    false = [0.0, *[(known >= t).double().mean().item() for t in thresholds]]
-    true = [0.0, *[(novel >= t).double().mean().item() for t in thresholds]]
-    return figures, {"roc": {"false": false, "true": true}}
+    false, true = roc(known, novel)
+    kept = torch.cat([torch.zeros(1, dtype=torch.long), 1 + _thinned(len(false) - 1)])
+    return figures, {"roc": {"false": false[kept].tolist(), "true": true[kept].tolist()}}
 
 
 def _selective(probs: Tensor, targets: Tensor) -> Any:

@@ -12,7 +12,7 @@ from momentprop.validation.latency import LatencyRow
 from momentprop.validation.layers import LayerRow
 from momentprop.validation.verdict import Verdict
 
-PLAIN, MC = "plain", "MC dropout"
+PLAIN, MC, SAVED = "plain", "MC dropout", "saved"
 
 LABELS = {
     "t_eq": "worth in MC samples",

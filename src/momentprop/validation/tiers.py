@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from momentprop import tiers
 from momentprop.capture.trace import Trace, trace
 from momentprop.errors import CovarianceError, MissingRuleError
 from momentprop.network import BayesianNetwork, inside
@@ -16,7 +17,7 @@ from momentprop.tiers import Request, named
 from momentprop.validation.inputs import Inputs
 from momentprop.validation.outputs import LOGITS, Layout, one_output
 
-TIERS = ("paper", "fast", "accurate")
+TIERS = tuple(tier.name for tier in tiers.ALL)
 _MOST_OUTPUTS = 64  # per input, up to which `accurate` is tried unless it is asked for
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -12,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from momentprop.errors import InputError, MissingExtraError
+from momentprop.errors import InputError
 from momentprop.validation.comparison import Methods, add_novelty, compare
-from momentprop.validation.findings import MC, PLAIN
+from momentprop.validation.findings import MC, PLAIN, SAVED
 from momentprop.validation.inputs import BATCH, Inputs, collect, task_of
 from momentprop.validation.latency import measure
 from momentprop.validation.layers import LayerRow, compare_layers
@@ -76,8 +75,8 @@ def validate(
     >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
     >>> batches = [(torch.randn(8, 4), torch.randint(3, (8,)))]
     >>> report = mp.validate(net, batches, n_samples=40)
-    >>> report.task, report.n_inputs, sorted(report.worths)
-    ('classification', 8, ['accurate', 'fast', 'paper'])
+    >>> print(report.task, report.n_inputs, *report.worths)
+    classification 8 paper fast accurate
     """
     if n_samples < 20:
         raise ValueError(f"n_samples must be at least 20, not {n_samples}")
@@ -85,7 +84,6 @@ def validate(
         raise ValueError(f"n_inputs must be at least 1, not {n_inputs}")
     inputs = collect(loader, n_inputs, targets)
     task = task_of(inputs.targets, task)
-    _check_extras(task, inputs.targets is not None, ood_loader is not None)
     tell = progress or (lambda stage, done, total: None)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -128,7 +126,7 @@ class _Validation:
         self.trace = made.trace
         self.networks: dict[str, nn.Module] = dict(made.networks)
         if saved is not None:
-            self.networks["saved"] = saved
+            self.networks[SAVED] = saved
         _, head = output_of(self.trace, self.output)
         self.layout = Layout.of(example, self.task, head, self.inputs.targets)
         if self.inputs.targets is not None:
@@ -242,11 +240,3 @@ class _Validation:
             return self._sampled(novel, min(self.n_samples, _OOD_SAMPLES), "sampling novel inputs")
         except KeyboardInterrupt:
             return None
-
-
-def _check_extras(task: str, has_targets: bool, has_novel: bool) -> None:
-    """At once, not after the sampling."""
-    needed = {"torchmetrics": task == "classification" and has_targets, "sklearn": has_novel}
-    for package, is_needed in needed.items():
-        if is_needed and importlib.util.find_spec(package) is None:
-            raise MissingExtraError({"sklearn": "scikit-learn"}.get(package, package), "metrics")
