@@ -99,7 +99,6 @@ class BayesianNetwork(Compiled):
         found = self._programs.get(pattern)
         return self._build(pattern) if found is None else found
 
-    @torch.compiler.disable
     def _build(self, pattern: Pattern) -> Built:
         with _BUILDING:
             if pattern not in self._programs:

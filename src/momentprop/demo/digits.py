@@ -24,6 +24,7 @@ import momentprop as mp
 from momentprop.demo.timing import best_seconds
 from momentprop.demo.training import Progress, fit, seeded
 from momentprop.evaluate import metrics
+from momentprop.tiers import ACCURATE, PAPER, named
 
 N_CLASSES = 5  # 0-4 are known, 5-9 novel
 OURS = "momentprop"
@@ -65,7 +66,7 @@ def run(
     *,
     n_samples: int = 50,
     truth_samples: int = 1000,
-    fidelity: str = "accurate",
+    fidelity: str = ACCURATE.name,
     repeats: int = 7,
     progress: Progress | None = None,
 ) -> DigitsResult:
@@ -112,7 +113,7 @@ def run(
     methods: dict[str, Method] = {
         "NN": lambda x: mp.classify(model(x)),
         f"MC T={n_samples}": sampled,
-        OURS: lambda x: mp.classify(bnn(x), "paper" if fidelity == "paper" else "integrate"),
+        OURS: lambda x: mp.classify(bnn(x), "integrate" if named(fidelity).rewrites else PAPER.name),
     }
     with torch.no_grad():
         # a seed of its own: truth must not contain the samples it judges

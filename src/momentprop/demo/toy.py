@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import momentprop as mp
 from momentprop.demo.timing import best_seconds
 from momentprop.demo.training import Progress, fit, seeded
+from momentprop.tiers import ACCURATE
 
 TRAINING_RANGE = (-3.0, 19.0)
 GRID_RANGE = (-15.0, 31.0)
@@ -63,7 +64,7 @@ def run(
     n_observed: int = 200,
     n_samples: int = 30,
     truth_samples: int = 2000,
-    fidelity: str = "accurate",
+    fidelity: str = ACCURATE.name,
     repeats: int = 7,
     progress: Progress | None = None,
 ) -> ToyResult:
