@@ -157,7 +157,7 @@ def test_roc_curves_are_those_of_scikit_learn() -> None:
 
 
 def test_roc_curves_refuse_scores_that_are_no_numbers() -> None:
-    with pytest.raises(ValueError, match="finite"):
+    with pytest.raises(ValueError, match="contains NaN"):
         plots.roc_curves({"a": np.array([0.0, math.nan])}, {"a": np.array([1.0])})
 
 
