@@ -48,6 +48,7 @@ class Program(nn.Module):
         self.shapes = {n.name: _fixed_sizes(n) for n in trace.graph.nodes if n.op == "placeholder"}
         self.paths: Paths | None = None
         self.outputs: Outputs | None = None
+        self.n_outputs = 0  # per sample, that get a covariance
         self.plan: Plan
         if wanted is None:
             self.plan = make_plan(trace, random, rules)
@@ -57,11 +58,7 @@ class Program(nn.Module):
         kept = set() if self.paths is None else {*self.paths.boundary, *self.paths.sources}
         self.plan = make_plan(trace, random, rules, cut=wanted.cut, conditioned=sources, kept=kept)
         self.outputs = Outputs(self.plan, wanted.layouts, wanted.selection, wanted.jumps)
-
-    @property
-    def n_outputs(self) -> int:
-        """How many outputs per sample get a covariance."""
-        return 0 if self.outputs is None else self.outputs.count
+        self.n_outputs = self.outputs.count  # an index out of range is found here
 
     def forward(self, *values: Any) -> list[Any]:
         return self.run(values)
