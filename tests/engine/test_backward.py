@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import momentprop as mp
 from enumeration import enumerate_masks
@@ -24,7 +24,9 @@ from exact import (
     uncertain,
     values,
 )
+from momentprop.rules.linearization import Propagated, mapped
 
+aten = torch.ops.aten
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 LINEAR = {
@@ -216,3 +218,35 @@ def test_small_drop_probabilities_agree_with_all_masks() -> None:
     std = covariance.diagonal(dim1=1, dim2=2).sqrt()
     assert ((out.std / std - 1).abs() <= 0.06).all()
     assert ((out.mean - mean).abs() <= 0.05 * std).all()
+
+
+def middle(*, pull: Callable[[Tensor], list[Tensor]]) -> None:
+    """Registers a rule of two random inputs: here their mean, under the name of maximum."""
+
+    @mp.rule(aten.maximum.default, override=True)
+    def rule(x: mp.Moments, y: mp.Moments) -> Propagated:
+        out = mp.Moments((x.mean + y.mean) / 2, (x.variance + y.variance) / 4)
+        return Propagated(out, lambda: mapped(pull))
+
+
+def of_two(join: Callable[[Tensor, Tensor], Tensor]) -> tuple[Model, Model]:
+    """One network with a maximum, one with a join of one's own in its place; otherwise the same."""
+    a, b = nn.Linear(3, 3), nn.Linear(3, 2)
+    first, second = (
+        Model(lambda m, x, f=f: (lambda y: m.b(f(y, m.a(y))))(m.drop(x)), a=a, b=b)
+        for f in (torch.maximum, join)
+    )
+    return first, second
+
+
+def test_a_users_linear_part_of_several_inputs() -> None:
+    middle(pull=lambda cotangent: [cotangent / 2, cotangent / 2])
+    x, (model, same) = values(2, 3), of_two(lambda y, z: (y + z) / 2)
+    torch.testing.assert_close(accurate(model, x)[0].covariance, accurate(same, x)[0].covariance)
+
+
+def test_a_linear_part_with_too_few_cotangents_is_noticed() -> None:
+    middle(pull=lambda cotangent: [cotangent / 2])
+    x, (model, _) = values(2, 3), of_two(torch.add)
+    with pytest.raises(mp.MomentpropError, match=r"1 cotangents for 2 random(.|\n)*aten\.maximum"):
+        accurate(model, x)
