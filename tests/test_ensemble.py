@@ -112,7 +112,7 @@ def test_weights_loaded_and_gradients() -> None:
 
 
 def test_outputs_are_plain_moments() -> None:
-    """Nothing of the rules is left: no subclass, no closures, no tensors of vmap."""
+    """Nothing of the rules is left: no facts, no closures, no tensors of vmap."""
     layers = [nn.Conv2d(1, 4, 3), nn.Dropout(0.3), nn.Conv2d(4, 4, 3), nn.MaxPool2d(2)]
     members = [mp.convert(nn.Sequential(*layers).eval(), X, "fast") for _ in range(2)]
     out = mp.Ensemble(members)(X)[1]

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 import momentprop as mp
 from graphs import graphs
+from momentprop import tiers
 from momentprop.capture.trace import trace
-from momentprop.engine.selection import Selection
+from momentprop.tiers import Request
 from networks import BATCH, Shape, linear_after_dropout, one_nonlinearity
 from small_noise import SMALL, jacobian
 
@@ -44,9 +45,12 @@ def single_thread() -> Iterator[None]:
 def in_every_tier(model: nn.Module, x: Any, n_outputs: int) -> dict[str, mp.BayesianNetwork]:
     """As `convert` does, but tracing once, which takes most of the time."""
     traced = trace(model, x)
-    tiers = ["paper", "fast"] + (["accurate"] if n_outputs <= MOST_OUTPUTS else [])
     uncertain = (isinstance(x, mp.Moments),)
-    return {t: mp.BayesianNetwork(model, traced, t, Selection(), uncertain) for t in tiers}
+    return {
+        tier.name: mp.BayesianNetwork(model, traced, Request(tier), uncertain)
+        for tier in tiers.ALL
+        if not tier.sweeps or n_outputs <= MOST_OUTPUTS
+    }
 
 
 def assert_is_a_covariance(out: mp.Moments) -> None:
@@ -178,10 +182,10 @@ def test_one_nonlinearity_agrees_with_sampling(network: tuple[nn.Sequential, Sha
     model, shape = network
     model = model.double()
     x = mp.Moments(torch.randn(1, *shape).double() / 2, torch.rand(1, *shape).double() + 1)
-    tiers = in_every_tier(model, x, model(x.mean)[0].numel())
-    assert "accurate" in tiers
-    mc = mp.monte_carlo(tiers["paper"], x, n_samples=8000)
-    for bnn in tiers.values():
+    networks = in_every_tier(model, x, model(x.mean)[0].numel())
+    assert "accurate" in networks
+    mc = mp.monte_carlo(networks["paper"], x, n_samples=8000)
+    for bnn in networks.values():
         out = bnn(x)
         mean_error = torch.maximum(mc.mean_error, (out.variance / mc.n_samples).sqrt())
         assert ((out.mean - mc.mean).abs() <= 5.5 * mean_error + 1e-9).all()

@@ -8,15 +8,14 @@ from torch import Tensor, nn
 
 import momentprop as mp
 from enumeration import enumerate_masks
-from momentprop.engine.adjoint import TwoSweeps
 from momentprop.engine.dropped_pool import DroppedPool
 from momentprop.moments import Moments
+from momentprop.network import inside
 
 
 def is_used(model: nn.Module, x: Tensor) -> bool:
-    program = mp.convert(model.eval(), x, "accurate", outputs=[0])._program
-    assert isinstance(program, TwoSweeps)
-    return any(isinstance(call.target, DroppedPool) for call in program.calls)
+    plan = inside(mp.convert(model.eval(), x, "accurate", outputs=[0])).built.program.plan
+    return any(isinstance(step.operator, DroppedPool) for step in plan.steps)
 
 
 @pytest.mark.parametrize("p", [0.05, 0.3, 0.8])
@@ -47,7 +46,7 @@ def test_random_values_agree_with_sampling(p: float) -> None:
     """Windows of two: exact for Gaussian values, dropped or not."""
     torch.manual_seed(0)
     x = Moments(torch.randn(4, 3, 2, 6).double(), torch.rand(4, 3, 2, 6).double() * 2)
-    out = DroppedPool(2)(x, p, [1, 2], [], 0, 1, False)
+    out = DroppedPool(2).propagate(x, p, [1, 2], [], 0, 1, False).moments
     values = x.mean + x.std * torch.randn(200_000, *x.shape, dtype=torch.float64)
     values *= (torch.rand_like(values) >= p) / (1 - p)
     samples = torch.maximum(values[..., ::2], values[..., 1::2])
@@ -58,29 +57,25 @@ def test_random_values_agree_with_sampling(p: float) -> None:
 
 def test_linear_part_and_noise_make_up_the_variance() -> None:
     x = Moments(torch.randn(2, 3, 4, 4).double(), torch.rand(2, 3, 4, 4).double())
-    operator = DroppedPool(2)
-    out = operator(x, 0.3, 2, [], 0, 1, False)
-    local = operator.local(out, x)
-    n = out.mean.numel()
-    (pulled,) = local.pull(torch.eye(n, dtype=torch.float64).reshape(n, *out.shape))
+    found = DroppedPool(2).propagate(x, 0.3, 2, [], 0, 1, False)
+    linearization, n = found.linearize(), found.moments.mean.numel()
+    (pulled,) = linearization.map.pull(torch.eye(n, dtype=torch.float64).reshape(n, *found.moments.shape))
     explained = (pulled.flatten(1).square() * x.variance.flatten()).sum(1)
-    assert local.noise is not None
-    assert local.push is not None
-    torch.testing.assert_close(explained + local.noise.flatten(), out.variance.flatten())
-    # the map forward is the one that is pulled back
-    deviation = torch.randn(5, *x.shape, dtype=torch.float64)
-    torch.testing.assert_close(local.push(deviation).flatten(1), deviation.flatten(1) @ pulled.flatten(1).T)
+    (noise,) = linearization.noise
+    torch.testing.assert_close(explained + noise.variance.flatten(), found.moments.variance.flatten())
 
 
 def test_gain_is_the_derivative_of_the_mean() -> None:
     """Masks are independent of the values, so moving a value's mean moves the output's by the gain."""
     x = Moments(torch.randn(1, 2, 2, 2).double(), torch.rand(1, 2, 2, 2).double())
     operator = DroppedPool(2)
-    (pulled,) = operator.local(operator(x, 0.3, 2, [], 0, 1, False), x).pull(
-        torch.eye(2).double().reshape(2, 1, 2, 1, 1)
-    )
+    found = operator.propagate(x, 0.3, 2, [], 0, 1, False)
+    (pulled,) = found.linearize().map.pull(torch.eye(2).double().reshape(2, 1, 2, 1, 1))
     jacobian = torch.autograd.functional.jacobian(
-        lambda mean: operator(Moments(mean, x.variance), 0.3, 2, [], 0, 1, False).mean.flatten(), x.mean
+        lambda mean: operator.propagate(
+            Moments(mean, x.variance), 0.3, 2, [], 0, 1, False
+        ).moments.mean.flatten(),
+        x.mean,
     )
     # the expected derivative is that of Clark's first fold; later folds take the maximum as Gaussian
     torch.testing.assert_close(pulled, jacobian.reshape_as(pulled), rtol=0.1, atol=0.03)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import momentprop as mp
+from exact import Model, accurate, assert_exact, values
 from momentprop.capture.trace import Trace, trace
 from momentprop.engine.layouts import Layout, layouts
 from networks import Apply
@@ -351,8 +353,8 @@ class TestMixing:
         for node in made.graph.nodes:
             if "dropout" in node.name or random.intersection(node.all_input_nodes):
                 random.add(node)
-        values = {node.name for node in random if node.op == "call_function"}
-        assert not values <= set(known)
+        names = {node.name for node in random if node.op == "call_function"}
+        assert not names <= set(known)
 
     def test_dropout_on_a_parameter_is_shared_by_all_samples(self) -> None:
         class Model(nn.Module):
@@ -379,7 +381,7 @@ class TestMixing:
 
 
 @st.composite
-def values(draw: Callable[..., Any]) -> tuple[Layout, Tensor, Tensor]:
+def laid_out(draw: Callable[..., Any]) -> tuple[Layout, Tensor, Tensor]:
     """A layout, a value in it, and the same value as [batch, elements]."""
     before, after = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     batch = draw(st.sampled_from([0, 1, 5]))
@@ -395,7 +397,7 @@ def values(draw: Callable[..., Any]) -> tuple[Layout, Tensor, Tensor]:
 
 
 class TestLayout:
-    @given(values())
+    @given(laid_out())
     def test_samples_and_back(self, drawn: tuple[Layout, Tensor, Tensor]) -> None:
         layout, value, flat = drawn
         assert layout.size == flat.shape[1]
@@ -403,7 +405,7 @@ class TestLayout:
         assert torch.equal(layout.samples(value), flat)
         assert torch.equal(layout.restored(flat, value), value)
 
-    @given(values(), st.integers(1, 3))
+    @given(laid_out(), st.integers(1, 3))
     def test_split_and_back_for_several_rows(self, drawn: tuple[Layout, Tensor, Tensor], k: int) -> None:
         layout, value, flat = drawn
         rows = torch.stack([value + 100 * i for i in range(k)])
@@ -442,3 +444,50 @@ class Shifted(torch.nn.Module):
 def test_integers_that_the_model_was_traced_with(batch: int) -> None:
     tokens = torch.tensor([[5, 6, 8], [7, 7, 5], [6, 8, 6]])[:batch]
     assert mp.convert(Shifted(), tokens).fidelity == "accurate"
+
+
+MOVED = {
+    "[T, B, C]": lambda m, x: m.drop(x).transpose(0, 1),
+    "[T, B, C], dropout inside": lambda m, x: m.b(m.drop(x.transpose(0, 1))),
+    "[C, T, B]": lambda m, x: m.drop(x.permute(2, 1, 0)) * 2,
+    "[B T, C] inside": lambda m, x: m.b(m.drop(x.reshape(-1, 2))).reshape(x.shape[0], -1),
+    "[B T, C]": lambda m, x: m.b(m.drop(x.reshape(-1, 2))),
+    "[T B, C] inside": lambda m, x: m.b(m.drop(x.transpose(0, 1).reshape(-1, 2))).reshape(2, -1, 2).sum(0),
+    "[T, B, C, 1]": lambda m, x: m.drop(x.transpose(0, 1)[..., None]).sum(0),
+    "[T, B, C, 1, 1]": lambda m, x: m.drop(x.transpose(0, 1)[..., None, None]).sum(0),
+    "[C, T, B, 1]": lambda m, x: m.drop(x.permute(2, 1, 0)[..., None]).sum((0, 3)),
+    "[1, B, T, C]": lambda m, x: m.drop(x[None]).sum(0),
+    "every sample twice": lambda m, x: (lambda y: y[: x.shape[0]] - 2 * y[x.shape[0] :])(
+        m.drop(torch.cat([x, -x])[:, 0])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_batches_anywhere_are_exact(name: str) -> None:
+    """Three samples of [2, 2]; the one that covariance is computed for is found wherever it is."""
+    model = Model(MOVED[name], b=nn.Linear(2, 2))
+    x = values(3, 2, 2)
+    assert_exact(model, x)
+    assert accurate(model, x[:1])[0].covariance.shape[0] == 1
+
+
+@contextmanager
+def default_device(name: str) -> Iterator[None]:
+    before = torch.get_default_device()
+    torch.set_default_device(name)
+    try:
+        yield
+    finally:
+        torch.set_default_device(before)
+
+
+def test_examples_are_where_the_weights_are() -> None:
+    """Not on the default device, which says nothing about this model."""
+    model = Tokens(lambda t: t, lambda y: drop(y).transpose(0, 1).flatten(0, 1))
+    made = trace(model, torch.zeros(2, 3, dtype=torch.long))  # as examples of their own they tell nothing
+    state = [functools.reduce(getattr, name.split("."), model) for name in made.state]
+    expected = layouts(made, state)
+    assert expected[list(made.graph.nodes)[-1].args[0][0].name].before == 3
+    with default_device("meta"):
+        assert layouts(made, state) == expected

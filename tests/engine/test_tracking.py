@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 import momentprop as mp
+from exact import full_covariance
 from momentprop.engine import tracking
-from momentprop.engine.adjoint import TwoSweeps
 from momentprop.engine.tracking import Tracked
-from momentprop.gaussian.normal import positive_probability, relu_moments
 from momentprop.moments import Moments
+from momentprop.network import inside
+from momentprop.rules.facts import Directions, knowing
 
 
 def correlated(n: int, rank: int, alone: float = 1.0) -> tuple[Moments, Tensor, Tensor]:
@@ -23,13 +24,20 @@ def correlated(n: int, rank: int, alone: float = 1.0) -> tuple[Moments, Tensor, 
     return x, directions, covariance
 
 
+def through(weight: Tensor, x: Moments, directions: Tensor | None = None) -> tuple[Moments, Tensor]:
+    """What a dense layer gives, and the directions behind it."""
+    given = x if directions is None else knowing(x, Directions(directions))
+    out = Tracked().propagate(given, weight, None).moments
+    return out, out.fact(Directions).rows
+
+
 def test_variance_is_exact_and_directions_do_not_exceed_it() -> None:
     """diag(W C W^T); and W C W^T - U^T U is positive semi-definite."""
     weight = torch.randn(12, 10, dtype=torch.float64)
     for rank in (2, 8):
         x, directions, covariance = correlated(10, rank)
         exact = weight @ covariance @ weight.T
-        out, found = Tracked()(x, weight, None, directions)
+        out, found = through(weight, x, directions)
         torch.testing.assert_close(out.variance, exact.diagonal(dim1=1, dim2=2))
         left = exact - torch.einsum("rbi,rbj->bij", found, found)
         assert (torch.linalg.eigvalsh(left) > -1e-9).all()
@@ -40,14 +48,14 @@ def test_variance_is_exact_and_directions_do_not_exceed_it() -> None:
 def test_what_lies_in_few_directions_is_kept() -> None:
     weight = torch.randn(12, 10, dtype=torch.float64)
     x, directions, covariance = correlated(10, 3, alone=0.0)
-    _, found = Tracked()(x, weight, None, directions)
+    _, found = through(weight, x, directions)
     torch.testing.assert_close(torch.einsum("rbi,rbj->bij", found, found), weight @ covariance @ weight.T)
 
 
 def test_first_layer_finds_directions_of_its_own() -> None:
     weight = torch.randn(12, 4, dtype=torch.float64)  # rank 4: eight test vectors find all of it
     x = Moments(torch.randn(3, 4, dtype=torch.float64), torch.rand(3, 4, dtype=torch.float64) + 0.1)
-    out, found = Tracked()(x, weight, None, None)
+    out, found = through(weight, x)
     exact = weight @ torch.diag_embed(x.variance) @ weight.T
     torch.testing.assert_close(out.variance, exact.diagonal(dim1=1, dim2=2))
     torch.testing.assert_close(torch.einsum("rbi,rbj->bij", found, found), exact, rtol=1e-6, atol=1e-6)
@@ -56,7 +64,7 @@ def test_first_layer_finds_directions_of_its_own() -> None:
 def test_no_variance_gives_no_directions() -> None:
     weight = torch.randn(5, 4)
     for directions in (None, torch.zeros(8, 2, 4)):
-        out, found = Tracked()(Moments(torch.randn(2, 4), 0.0), weight, None, directions)
+        out, found = through(weight, Moments(torch.randn(2, 4), 0.0), directions)
         assert (out.variance == 0).all()
         assert (found == 0).all()
 
@@ -69,9 +77,8 @@ def plain(depth: int, width: int = 24) -> nn.Sequential:
 
 
 def tracked_in(model: nn.Module) -> int:
-    program = mp.convert(model, torch.zeros(1, 2).double())._program
-    assert isinstance(program, TwoSweeps)
-    return sum(isinstance(call.target, Tracked) for call in program.calls)
+    plan = inside(mp.convert(model, torch.zeros(1, 2).double())).built.program.plan
+    return sum(isinstance(step.operator, Tracked) for step in plan.steps)
 
 
 def test_used_in_long_rows_of_dense_layers_only() -> None:
@@ -93,24 +100,6 @@ def test_used_in_long_rows_of_dense_layers_only() -> None:
     assert tracked_in(Residual().double().eval()) == 0
 
 
-def full_covariance(model: nn.Sequential, x: Tensor) -> Tensor:
-    """Std of the output with every layer's whole covariance matrix: O(n^2), and obviously right."""
-    mean, covariance = x, torch.zeros(len(x), x.shape[1], x.shape[1], dtype=x.dtype)
-    for layer in model:
-        variance = covariance.diagonal(dim1=1, dim2=2)
-        if isinstance(layer, nn.Dropout):
-            odds = layer.p / (1 - layer.p)
-            covariance = covariance + torch.diag_embed(odds * (mean * mean + variance))
-        elif isinstance(layer, nn.Linear):
-            mean, covariance = layer(mean), layer.weight @ covariance @ layer.weight.T
-        else:
-            gain = positive_probability(mean, variance)
-            mean, new = relu_moments(mean, variance)
-            covariance = gain[:, :, None] * covariance * gain[:, None, :]
-            covariance = covariance + torch.diag_embed(new - covariance.diagonal(dim1=1, dim2=2))
-    return covariance.diagonal(dim1=1, dim2=2).sqrt()
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_deep_networks_come_closer_to_the_full_covariance(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within 2 % of it on std, and nearer than the diagonal."""
@@ -121,7 +110,7 @@ def test_deep_networks_come_closer_to_the_full_covariance(seed: int, monkeypatch
             nn.init.normal_(layer.weight, std=1.4 * layer.weight.shape[1] ** -0.5)
     x = torch.randn(16, 2).double()
     with torch.no_grad():
-        exact = full_covariance(model, x)
+        exact = full_covariance(model, x)[1].diagonal(dim1=1, dim2=2).sqrt()
         error = (mp.convert(model, x)(x).std / exact - 1).abs().mean()
         monkeypatch.setattr(tracking, "_FEWEST_LAYERS", 99)
         diagonal = (mp.convert(model, x)(x).std / exact - 1).abs().mean()
@@ -136,11 +125,3 @@ def test_compiles() -> None:
         torch.testing.assert_close(
             torch.compile(bnn, fullgraph=True, backend="eager")(x).std, bnn(x).std, rtol=1e-4, atol=1e-6
         )
-
-
-def test_plain_inputs_after_uncertain_ones() -> None:
-    model, x = plain(8).double(), torch.randn(3, 2).double()
-    bnn = mp.convert(model, x)
-    before = bnn(x).covariance
-    bnn(Moments(x, 0.1))
-    torch.testing.assert_close(bnn(x).covariance, before, rtol=0.05, atol=1e-6)

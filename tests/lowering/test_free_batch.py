@@ -11,6 +11,7 @@ import momentprop as mp
 from momentprop.engine.per_sample import PerSample
 from momentprop.lowering.flat_export import export_flat
 from momentprop.lowering.free_batch import with_free_batch
+from momentprop.network import inside
 
 
 class Shared(nn.Module):
@@ -31,7 +32,7 @@ class Shared(nn.Module):
 def test_networks_with_shared_noise_freeze_for_any_batch(size: int) -> None:
     torch.manual_seed(0)
     bnn = mp.convert(Shared().eval(), torch.randn(3, 4, 8))
-    assert isinstance(bnn._program, PerSample)
+    assert isinstance(inside(bnn).built.program, PerSample)
     frozen, x = bnn.freeze(), torch.randn(size, 4, 8)
     torch.testing.assert_close(frozen(x).mean, bnn(x).mean)
     torch.testing.assert_close(frozen(x).covariance, bnn(x).covariance)

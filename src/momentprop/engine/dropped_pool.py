@@ -80,10 +80,9 @@ class DroppedPool:
         n = len(windows.positions)
         kept = [bin(number).count("1") for number in range(1, 2**n)]
         chances = cases.mean.new_tensor([(1 - p) ** k * p ** (n - k) for k in kept])
-        chances, complete = (
-            v.reshape(-1, *[1] * (cases.mean.dim() - 1)) for v in (chances, torch.arange(1, 2**n) == 2**n - 1)
-        )
-        best = _above_zero(cases, ~complete.to(x.device))
+        complete = torch.arange(1, 2**n, device=x.device) == 2**n - 1
+        chances, complete = (v.reshape(-1, *[1] * (cases.mean.dim() - 1)) for v in (chances, complete))
+        best = _above_zero(cases, ~complete)
         mean = (chances * best.mean).sum(0)
         second = (chances * (best.variance + best.mean * best.mean)).sum(0)
         weights = {position: (chances * w).sum(0) / (1 - p) for position, w in best.weights.items()}

@@ -9,6 +9,7 @@ once more with one sample of it changed. What is different then depends on that 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,8 +163,13 @@ def _inputs(trace: Trace, state: list[Tensor], batch: int, seed: int, own_intege
                 value[_CHANGED] = given[seed % len(given)].roll(seed, -1) if given.dim() > 1 else given[0]
             elif batched:
                 value[_CHANGED] = _probe(value[_CHANGED], generator, change=True)
-    device = next((t.device for t in state), torch.device("cpu"))
+    device = device_of(state)
     return [v.to(device) if isinstance(v, Tensor) else v for v in [*state, *inputs]]
+
+
+def device_of(state: Sequence[Tensor]) -> torch.device:
+    """Where the weights are, and examples have to be: not always on the default device."""
+    return next((t.device for t in state), torch.device("cpu"))
 
 
 def _probe(example: Any, generator: torch.Generator, batch: int | None = None, change: bool = False) -> Any:
@@ -172,5 +178,5 @@ def _probe(example: Any, generator: torch.Generator, batch: int | None = None, c
         return example
     shape = example.shape if batch is None else [batch, *example.shape[1:]]
     if not example.is_floating_point():
-        return torch.full(shape, int(change), dtype=example.dtype)
+        return torch.full(shape, int(change), dtype=example.dtype, device="cpu")
     return torch.rand(shape, dtype=example.dtype, generator=generator, device="cpu") * 2 - 1

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from momentprop.capture.trace import Trace, place_of
-from momentprop.engine.layouts import Layout, size_of_one
+from momentprop.engine.layouts import Layout, device_of, size_of_one
 from momentprop.engine.plan import Plan
 from momentprop.engine.program import Program, Wanted
 from momentprop.errors import CovarianceError
@@ -37,7 +37,7 @@ def per_sample(
         return None
     try:
         program = PerSample(trace, random, rules, wanted, shared)
-        program(*state, *[_example(v, b) for v, b in _examples(trace)])
+        program(*state, *_examples(trace, random, device_of(state)))
     except Exception as error:
         raise CovarianceError(
             f"samples of the batch share noise, and cannot be taken one by one ({error}):\n"
@@ -46,14 +46,16 @@ def per_sample(
     return program
 
 
-def _examples(trace: Trace) -> list[tuple[Any, bool]]:
-    return list(zip(trace.signature.examples, trace.signature.batched, strict=True))
-
-
-def _example(value: Any, batched: bool) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return torch.zeros([2, *value.shape[1:]] if batched else value.shape, dtype=value.dtype)
+def _examples(trace: Trace, random: set[fx.Node], device: torch.device) -> list[Any]:
+    """Inputs of a batch of two, uncertain where those of the network are."""
+    signature, found = trace.signature, []
+    for node, value, batched in zip(trace.input_nodes, signature.examples, signature.batched, strict=True):
+        example = value
+        if isinstance(value, Tensor):
+            shape = [2, *value.shape[1:]] if batched else value.shape
+            example = torch.zeros(shape, dtype=value.dtype, device=device)
+        found.append(Moments(example, torch.ones_like(example)) if node in random else example)
+    return found
 
 
 def _dependent(trace: Trace) -> set[fx.Node]:

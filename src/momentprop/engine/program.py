@@ -50,6 +50,7 @@ class Program(nn.Module):
         self.shapes = {n.name: _fixed_sizes(n) for n in trace.graph.nodes if n.op == "placeholder"}
         self.paths: Paths | None = None
         self.outputs: Outputs | None = None
+        self.n_outputs = 0  # per sample, that get a covariance
         self.plan: Plan
         if wanted is None:
             self.plan = make_plan(trace, random, rules)
@@ -61,11 +62,7 @@ class Program(nn.Module):
             trace, random, rules, cut=wanted.cut, fusions=wanted.fusions, conditioned=sources, kept=kept
         )
         self.outputs = Outputs(self.plan, wanted.layouts, wanted.selection, wanted.jumps)
-
-    @property
-    def n_outputs(self) -> int:
-        """Count the outputs per sample that get a covariance."""
-        return 0 if self.outputs is None else self.outputs.count
+        self.n_outputs = self.outputs.count  # an index out of range is found here
 
     def forward(self, *values: Any) -> list[Any]:
         return self.run(values)

@@ -38,8 +38,8 @@ def _asked(node: fx.Node, rule: Rule) -> bool:
             first = fx.map_arg(node.args[:1], moments)
             rest, kwargs = fx.map_arg((node.args[1:], node.kwargs), lambda n: n.meta.get("val"))
             return rule.propagate(*first, *rest, **kwargs).linearize is not None
-    except Exception:  # whatever is wrong shows when the network runs
-        return True
+    except Exception:  # whatever is wrong shows when its gain is derived, or when the network runs
+        return not (rule.elementwise and node.args and isinstance(node.args[0], fx.Node))
 
 
 def _random(value: Tensor) -> Any:
