@@ -28,6 +28,7 @@ from momentprop.network import BayesianNetwork
 from momentprop.predict.classification import ClassPredictive, classify
 from momentprop.predict.regression import RegressionPredictive, fit_noise, regress
 from momentprop.rules.activation import activation
+from momentprop.rules.linearization import Propagated, mapped, scaled, source
 from momentprop.rules.registry import rule
 from momentprop.sample import SampledMoments, monte_carlo
 from momentprop.validation.validate import validate
@@ -50,6 +51,7 @@ __all__ = [
     "MomentpropError",
     "Moments",
     "NoDropoutError",
+    "Propagated",
     "RegressionPredictive",
     "RuleError",
     "SampledMoments",
@@ -64,10 +66,13 @@ __all__ = [
     "fit_noise",
     "inspect",
     "load",
+    "mapped",
     "monte_carlo",
     "regress",
     "rule",
     "save",
+    "scaled",
+    "source",
     "validate",
     "with_dropout",
 ]

@@ -71,7 +71,8 @@ class Moments:
     def std(self) -> Tensor:
         """The standard deviation, element by element; its gradient is 0 where the variance is."""
         positive = self.variance > 0
-        return torch.where(positive, torch.where(positive, self.variance, 1.0).sqrt(), self.variance)
+        # elsewhere 0, without a gradient, or NaN as the variance
+        return torch.where(positive, torch.where(positive, self.variance, 1.0).sqrt(), 0.0 * self.variance)
 
     @property
     def shape(self) -> torch.Size:

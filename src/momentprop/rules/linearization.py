@@ -146,6 +146,14 @@ class Propagated:
     """Holds what a rule returns: moments of the output, and how the operator linearises.
 
     `linearize` is called in a sweep that goes back, and nowhere else. It may use what the rule has computed.
+
+    >>> import torch, momentprop as mp
+    >>> @mp.rule(torch.ops.aten.neg.default, override=True)
+    ... def negative(x):
+    ...     return mp.Propagated(mp.Moments(-x.mean, x.variance), lambda: mp.scaled(-1.0))
+    >>> model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Flatten())
+    >>> mp.convert(model, torch.ones(1, 2), "accurate")(torch.ones(1, 2)).std.tolist()
+    [[1.0, 1.0]]
     """
 
     moments: Any
@@ -153,17 +161,39 @@ class Propagated:
 
 
 def scaled(gain: Any = None, *noise: Tensor | Noise | None) -> Linearization:
-    """out = gain * x + noise; a tensor as noise is the variance of every element's own."""
+    """Linearise an operator as out = gain * x + noise, element by element; gain None stands for 1.
+
+    A tensor as noise is the variance of every element's own.
+
+    >>> import torch, momentprop as mp
+    >>> mp.scaled(2.0, torch.tensor([0.25])).noise
+    (Diagonal(variance=tensor([0.2500]), dropped=()),)
+    """
     return Linearization(Scaled(gain), _noises(noise))
 
 
 def mapped(pull: Pull, *noise: Tensor | Noise | None) -> Linearization:
-    """Any linear map of the inputs, plus noise."""
+    """Linearise an operator as a linear map of its random inputs, plus noise.
+
+    `pull` is the transposed map: it takes a cotangent [K, *output shape] to a list of one cotangent for each
+    random input, in the order of the arguments.
+
+    >>> import torch, momentprop as mp
+    >>> matrix = torch.tensor([[1.0, 2.0, 3.0]])
+    >>> part = mp.mapped(lambda cotangent: [cotangent @ matrix])  # of x @ matrix.T
+    >>> part.map.pull(torch.ones(1, 1))
+    [tensor([[1., 2., 3.]])]
+    """
     return Linearization(Mapped(pull), _noises(noise))
 
 
 def source(*noise: Tensor | Noise | None) -> Linearization:
-    """Noise alone: no input is random."""
+    """Linearise an operator without random inputs: its output is noise alone.
+
+    >>> import torch, momentprop as mp
+    >>> mp.source(torch.tensor([0.25])).noise
+    (Diagonal(variance=tensor([0.2500]), dropped=()),)
+    """
     return Linearization(Mapped(lambda cotangent: []), _noises(noise))
 
 

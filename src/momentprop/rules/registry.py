@@ -150,7 +150,7 @@ def rule(
     """Register the decorated function as the rule of one or more operators.
 
     The function takes the arguments of the operator's ATen schema. Those that are random arrive as
-    `Moments`, the others as they are; it returns `Moments`, or a list of them.
+    `Moments`, the others as they are; it returns `Moments`, a list of them, or `Propagated`.
 
     >>> import torch, momentprop as mp
     >>> @mp.rule(torch.ops.aten.exp.default, elementwise=True, override=True)
@@ -164,7 +164,7 @@ def rule(
     The accurate tier also needs to know how the operator acts on deviations. `elementwise=True` says that
     it has one random input and that each output element depends on one element of it; the gain is then
     found by differentiation. Any other rule returns `Propagated`: the moments, and a function that gives the
-    operator's `Linearization` (momentprop.rules.linearization).
+    operator's linear part, made by `scaled`, `mapped` or `source`.
     """
     if variant is not None and not isinstance(variant, Variant):
         raise RuleError(f"variant must be one of {', '.join(map(str, Variant))}, not {variant!r}")
