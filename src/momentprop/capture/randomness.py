@@ -18,6 +18,11 @@ class OwnNumbers(TorchDispatchMode):
 
     supports_higher_order_operators = True  # such as torch.cond, which draws nothing itself
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Else torch.compile, which torch.cond calls, notes that this function is to be skipped, for good."""
+        return True
+
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.seed = seed
