@@ -22,6 +22,7 @@ from momentprop.engine.adjoint import TwoSweeps
 from momentprop.engine.layouts import Layout
 from momentprop.engine.selection import Selection
 from momentprop.errors import CovarianceError
+from momentprop.graph.reach import reach
 from momentprop.moments import Jumps, Logits, Moments, is_moments
 from momentprop.rules.registry import RULES, Role
 
@@ -64,13 +65,12 @@ def _example(value: Any, batched: bool) -> Any:
 
 def _dependent(trace: Trace) -> set[fx.Node]:
     """What depends on the values of the inputs, not on their number alone."""
-    dependent = set(trace.input_nodes)
-    for node in trace.graph.nodes:
+
+    def by_value(node: fx.Node) -> bool:
         rule = RULES.find(node.target)
-        by_value = rule is None or rule.role is not Role.SHAPE
-        if node.op == "call_function" and by_value and any(n in dependent for n in node.all_input_nodes):
-            dependent.add(node)
-    return dependent
+        return rule is None or rule.role is not Role.SHAPE
+
+    return reach(trace.graph, trace.input_nodes, carries=by_value)
 
 
 class PerSample(TwoSweeps):

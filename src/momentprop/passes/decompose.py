@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 
 from momentprop.capture.attention import ATTENTION, spell_out_attention
 from momentprop.graph.private import FakeTensor, OpOverload, core_aten_decompositions, decomposition_table
-from momentprop.passes.coverage import analyze, creates_noise
+from momentprop.graph.reach import creates_noise
+from momentprop.passes.coverage import analyze
 from momentprop.passes.expansions import EXPANSIONS
 from momentprop.rules.registry import Lookup
 

@@ -22,11 +22,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from momentprop.capture.draws import DRAWS
 from momentprop.capture.trace import Trace
-from momentprop.graph.nodes import emit, remove_unused
+from momentprop.graph.edit import emit, remove_unused
 from momentprop.graph.private import OpOverload
+from momentprop.graph.reach import creates_noise
 from momentprop.graph.schema import bind
 from momentprop.moments import Moments, is_moments
-from momentprop.passes.coverage import creates_noise
 from momentprop.rules.convolution import CONVOLUTIONS
 from momentprop.rules.families import per_dimension
 from momentprop.rules.registry import Lookup

@@ -23,7 +23,7 @@ from torch import Tensor, fx
 
 from momentprop.capture.trace import Trace
 from momentprop.gaussian.quadrature import expectation
-from momentprop.graph.nodes import emit
+from momentprop.graph.edit import emit
 from momentprop.graph.private import OpOverload
 from momentprop.moments import Moments
 from momentprop.passes.unpooling import join_unpooling

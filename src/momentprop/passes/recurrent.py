@@ -22,9 +22,9 @@ from torch import fx
 
 from momentprop.capture.trace import Trace, place_of
 from momentprop.errors import MissingRuleError
-from momentprop.graph.nodes import emit, remove_unused
+from momentprop.graph.edit import emit, remove_unused
+from momentprop.graph.reach import creates_noise
 from momentprop.graph.schema import bind
-from momentprop.passes.coverage import creates_noise
 from momentprop.rules.registry import RULES, Role
 
 aten = torch.ops.aten

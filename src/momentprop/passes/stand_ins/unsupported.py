@@ -31,7 +31,8 @@ from torch import fx
 from momentprop.capture.trace import place_of
 from momentprop.errors import MissingRuleError
 from momentprop.graph.private import OpOverload
-from momentprop.passes.coverage import FALLBACK, RULE, creates_noise
+from momentprop.graph.reach import creates_noise
+from momentprop.passes.coverage import FALLBACK, RULE
 from momentprop.passes.stand_ins.fallback import AtMean, Fallback
 from momentprop.passes.stand_ins.linearized import Linearized, LinearizedPointwise
 from momentprop.passes.stand_ins.sampled import Sampled, SampledPointwise
