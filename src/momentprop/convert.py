@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Sequence
@@ -26,19 +25,12 @@ from momentprop.errors import (
     FidelityNote,
     MissingRuleError,
     MomentpropError,
-    NoDropoutError,
 )
 from momentprop.lowering.frozen import FrozenNetwork, freeze
 from momentprop.lowering.inductor import Compiled
 from momentprop.moments import as_moments, is_moments, plain
-from momentprop.passes.coverage import analyze
-from momentprop.passes.decompose import decompose
-from momentprop.passes.dropconnect import fold_random_weights
-from momentprop.passes.patterns import recognise
-from momentprop.passes.recurrent import expand_recurrent
-from momentprop.passes.rewrite import rewrite
-from momentprop.passes.stand_ins.unsupported import UNSUPPORTED, attach, mark
-from momentprop.rules.registry import Lookup
+from momentprop.passes.prepare import Prepared, prepare
+from momentprop.passes.stand_ins.unsupported import UNSUPPORTED
 from momentprop.summary import Summary, summarize
 from momentprop.tiers import Tier
 
@@ -119,33 +111,6 @@ def convert(
     return BayesianNetwork(model, traced, fidelity, selection, uncertain, unsupported, jumps)
 
 
-def cover(traced: Trace, rules: Lookup, uncertain: Sequence[bool], unsupported: str = "error") -> Trace:
-    """The trace with operators that have no rule decomposed, else marked; raises if any remains."""
-    traced = fold_random_weights(expand_recurrent(traced, uncertain), rules)
-    coverage = analyze(traced.graph, rules, _random_inputs(traced, uncertain))
-    if not coverage.sources and not any(uncertain):
-        raise NoDropoutError(
-            "the model has no active dropout (or only p = 0), so its output has no uncertainty. Insert "
-            "some with mp.with_dropout, or give an uncertain input: convert(model, mp.Moments(x, variance))"
-        )
-    if coverage.missing:
-        copy = dataclasses.replace(traced, graph=traced.copy_graph())
-        copied = analyze(copy.graph, rules, _random_inputs(copy, uncertain))
-        decompose(copy.graph, list(copied.missing), rules)
-        missing = analyze(copy.graph, rules, _random_inputs(copy, uncertain))
-        if missing.missing and unsupported != "error":
-            mark(list(missing.missing), unsupported)
-            missing = analyze(copy.graph, rules, _random_inputs(copy, uncertain))
-        if missing.missing:
-            raise MissingRuleError(missing.places)
-        traced = copy
-    return traced
-
-
-def _random_inputs(traced: Trace, uncertain: Sequence[bool]) -> list[Any]:
-    return [node for node, is_random in zip(traced.input_nodes, uncertain, strict=True) if is_random]
-
-
 class BayesianNetwork(Compiled):
     """A converted network: call it like the model, get `Moments` in place of every tensor.
 
@@ -172,10 +137,8 @@ class BayesianNetwork(Compiled):
         self._checked: set[tuple[bool, ...]] = set()
         self._fidelity = "fast" if fidelity == "auto" else fidelity
         _share_state(self, model, traced)
-        self._graph = recognise(traced)
-        if fidelity != "paper":
-            self._graph = rewrite(self._graph)
         self._layouts: dict[str, Layout] = {}
+        self._prepared: Prepared
         self._program: nn.Module
         self._check_uncertain(uncertain)
         if fidelity == "auto":
@@ -194,11 +157,9 @@ class BayesianNetwork(Compiled):
 
     def summary(self, random_only: bool = True) -> Summary:
         """A table of the operators that noise reaches, or of all: rule in use, exactness, shape, place."""
-        union = tuple(map(any, zip(*self._checked, strict=True)))
-        random = analyze(self._graph.graph, self.tier.rules, _random_inputs(self._graph, union)).random
         calls = self._program.calls if isinstance(self._program, TwoSweeps) else []
         used = {call.name: call.target for call in calls}
-        return summarize(self._graph.graph, random, self.tier, used, random_only)
+        return summarize(self._graph.graph, self._prepared.random, self.tier, used, random_only)
 
     def freeze(self) -> FrozenNetwork:
         """A copy for inference: squared, folded and flipped weights are computed here, and not in every call.
@@ -228,28 +189,30 @@ class BayesianNetwork(Compiled):
         """Uncertain inputs reach operators before the first dropout too: those need rules as well."""
         if uncertain in self._checked or (self._checked and not any(uncertain)):
             return
-        covered = cover(self._graph, self.tier.rules, uncertain, self._unsupported)
         # a program for several patterns of uncertain inputs takes as random what is so in any of them
         union = tuple(map(any, zip(uncertain, *self._checked, strict=True)))
-        once = self._fidelity != "accurate" and self._unsupported == "error"  # one program serves them all
-        if covered is not self._graph or not self._checked or not once:
-            self._program = self._build(covered, union)
-        self._graph = covered
-        self._checked.add(uncertain)
-        self._checked.add(union)
+        self._prepared, self._program = self._build(union)
+        self._checked.update((uncertain, union))
 
-    def _build(self, graph: Trace, uncertain: tuple[bool, ...]) -> nn.Module:
-        random = analyze(graph.graph, self.tier.rules, _random_inputs(graph, uncertain)).random
-        attach(graph.graph, random, self._fidelity == "accurate")
-        if self._fidelity != "accurate":
-            return propagate(graph, self.tier.rules)
-        if graph is not self._graph or not self._layouts:
-            self._layouts = layouts(graph, self._state())
-        return two_sweeps(graph, random, self._layouts, self._selection, self._state(), self._jumps)
+    @property
+    def _graph(self) -> Trace:
+        return self._prepared.trace
+
+    def _build(
+        self, uncertain: tuple[bool, ...], known: dict[str, Layout] | None = None
+    ) -> tuple[Prepared, nn.Module]:
+        rules, state = self.tier.rules, self._state()
+        prepared = prepare(self._trace, rules, uncertain, self.tier.rewrites, self._unsupported)
+        if not self.tier.sweeps:
+            return prepared, propagate(prepared.trace, rules)
+        self._layouts = layouts(prepared.trace, state) if known is None else known
+        return prepared, two_sweeps(
+            prepared.trace, prepared.random, self._layouts, self._selection, state, self._jumps
+        )
 
     def _upgrade(self, uncertain: tuple[bool, ...]) -> None:
         """From `fast` to `accurate`, unless something speaks against it."""
-        fast = self._program
+        fast = self._prepared, self._program
         self._fidelity, self._checked = "accurate", set()
         try:
             self._check_uncertain(uncertain)
@@ -259,7 +222,8 @@ class BayesianNetwork(Compiled):
         except (CovarianceError, MissingRuleError) as error:
             reason = str(error)
         if reason:
-            self._fidelity, self._program, self._checked = "fast", fast, {uncertain}
+            self._fidelity, self._checked = "fast", {uncertain}
+            self._prepared, self._program = fast
             note = f"fidelity='fast', variances without covariance, is used here: {reason}"
             warnings.warn(note, FidelityNote, stacklevel=4)
 
@@ -278,9 +242,10 @@ class BayesianNetwork(Compiled):
             return fn(torch.empty(0, dtype=dtype, device=device))
 
         self._trace = self._trace.moved(probe)
-        self._graph = self._graph.moved(probe)
         union = tuple(map(any, zip(*self._checked, strict=True)))
-        self._program = self._build(self._graph, union)
+        self._prepared, self._program = self._build(
+            union, self._layouts
+        )  # values do not tell on every device
         return self
 
 

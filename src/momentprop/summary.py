@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from momentprop.capture.trace import place_of
+from momentprop.graph.place import DECOMPOSED, place_of
 from momentprop.passes.coverage import FALLBACK, RULE, rule_of
-from momentprop.passes.decompose import DECOMPOSED
 from momentprop.rules.registry import EXACT, Lookup, Rule
 from momentprop.tiers import Tier
 

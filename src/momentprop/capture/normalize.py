@@ -19,6 +19,7 @@ from momentprop.graph.edit import remove_unused
 from momentprop.graph.ops import DROPOUTS, VIEWS
 from momentprop.graph.place import place_of
 from momentprop.graph.private import OpOverload
+from momentprop.graph.schema import pass_by_position
 
 aten = torch.ops.aten
 higher_order = torch.ops.higher_order
@@ -103,12 +104,7 @@ def _spell_out(node: fx.Node) -> None:
             for d, s in enumerate(node.args[1])  # type: ignore[arg-type]
         ]
         node.args = (node.args[0], size, *node.args[2:])
-    args, kwargs = list(node.args), dict(node.kwargs)
-    for argument in node.target._schema.arguments[len(args) :]:
-        if argument.kwarg_only or not kwargs:
-            break
-        args.append(kwargs.pop(argument.name, argument.default_value))
-    node.args, node.kwargs = tuple(args), kwargs
+    pass_by_position(node)
 
 
 def _check_dropout(graph: fx.Graph, node: fx.Node) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils import _pytree as pytree
 from momentprop.graph.ops import draws
 from momentprop.graph.place import place_meta
 from momentprop.graph.private import FakeTensor
-from momentprop.graph.reach import reach
+from momentprop.graph.reach import extend, reach
 
 aten = torch.ops.aten
 
@@ -34,11 +35,14 @@ class Editor:
     """
 
     def __init__(self, graph: fx.Graph, inputs: Sequence[fx.Node] = ()) -> None:
-        self.graph = graph
-        self.varying = reach(graph, inputs, begins=lambda node: draws(node.target))
-        """What depends on these inputs or on random numbers. All else is constant."""
+        self.graph, self.inputs = graph, inputs
         self.erased: set[fx.Node] = set()
         self._place: fx.Node | None = None
+
+    @functools.cached_property
+    def varying(self) -> set[fx.Node]:
+        """What depends on the inputs or on random numbers, new nodes included. All else is constant."""
+        return reach(self.graph, self.inputs, begins=_draws)
 
     @contextlib.contextmanager
     def at(self, node: fx.Node) -> Iterator[None]:
@@ -55,9 +59,28 @@ class Editor:
         place = place or self._place
         assert place is not None, "say where with `at`"
         node = emit(self.graph, target, args, place, kwargs, value)
-        if draws(target) or not self.varying.isdisjoint(node.all_input_nodes):
-            self.varying.add(node)
+        self._follow(node)
         return node
+
+    def again(self, node: fx.Node) -> fx.Node:
+        """The same call once more."""
+        copied = self.graph.node_copy(node)
+        self._follow(copied)
+        return copied
+
+    def inline(self, inner: fx.Graph, inputs: Sequence[fx.Node], place: fx.Node | None = None) -> Any:
+        """Copy a graph, whose placeholders stand for these inputs; what it returns."""
+        place = place or self._place
+        assert place is not None, "say where with `at`"
+        placeholders = [n for n in inner.nodes if n.op == "placeholder"]
+        mapping = dict(zip(placeholders, inputs, strict=True))
+        output: Any = self.graph.graph_copy(inner, mapping)
+        for original in inner.nodes:
+            if original.op == "call_function":
+                copied = mapping[original]
+                copied.meta = {**place_meta(place), **copied.meta}
+                self._follow(copied)
+        return output
 
     def replace(self, old: fx.Node, new: fx.Node | Sequence[fx.Node]) -> None:
         """Use another node in place of this one, or others in place of its several results."""
@@ -78,6 +101,14 @@ class Editor:
         for other in used:
             if not other.users and other.op != "placeholder" and other not in self.erased:
                 self.erase(other)
+
+    def _follow(self, node: fx.Node) -> None:
+        if "varying" in self.__dict__:
+            extend(self.varying, node, begins=_draws)
+
+
+def _draws(node: fx.Node) -> bool:
+    return draws(node.target)
 
 
 def emit(
@@ -131,15 +162,3 @@ def _mode(node: fx.Node) -> Any:
 def remove_unused(graph: fx.Graph) -> None:
     """Remove what no output depends on, also where it draws random numbers; the graph is functional."""
     graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
-
-
-def inline(graph: fx.Graph, node: fx.Node, inner: fx.Graph, inputs: Sequence[fx.Node]) -> Any:
-    """Copy a graph before a node, whose place its nodes get; what it returns."""
-    placeholders = [n for n in inner.nodes if n.op == "placeholder"]
-    mapping = dict(zip(placeholders, inputs, strict=True))
-    with graph.inserting_before(node):
-        output: Any = graph.graph_copy(inner, mapping)
-    for original, copied in mapping.items():
-        if original.op != "placeholder":
-            copied.meta = {**place_meta(node), **copied.meta}
-    return output

@@ -23,7 +23,7 @@ from momentprop.capture.draws import DRAWS, standard_normal
 from momentprop.capture.trace import Trace
 from momentprop.graph.reach import creates_noise, reach
 from momentprop.moments import Moments
-from momentprop.passes.recurrent import expand_recurrent
+from momentprop.passes.canonical.recurrent import expand_recurrent
 
 
 class Sampler:

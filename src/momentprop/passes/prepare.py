@@ -1,0 +1,70 @@
+"""Makes of a trace what an engine runs: in canonical form, rewritten, and covered by rules."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from momentprop.capture.trace import Trace
+from momentprop.errors import MissingRuleError, NoDropoutError
+from momentprop.passes.canonical import CANONICAL
+from momentprop.passes.canonical.decompositions import decompose
+from momentprop.passes.canonical.random_weights import fold_random_weights
+from momentprop.passes.canonical.recurrent import expand_recurrent
+from momentprop.passes.coverage import Coverage, analyze
+from momentprop.passes.rewrites import REWRITES
+from momentprop.passes.runner import run
+from momentprop.passes.stand_ins.unsupported import attach, mark
+from momentprop.rules.registry import Lookup
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A trace every operator of which has a rule where noise reaches it. Never changed once made."""
+
+    trace: Trace
+    random: set[fx.Node]  # what noise reaches
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
+        return self
+
+
+def prepare(
+    trace: Trace, rules: Lookup, uncertain: Sequence[bool], rewrites: bool, unsupported: str = "error"
+) -> Prepared:
+    """Apply the passes of a tier to a copy of the trace, for one pattern of uncertain inputs.
+
+    Recurrent layers that noise reaches are unrolled first. Operators without a rule are decomposed once
+    patterns had their chance, and patterns see what comes out of that. What still has no rule gets a stand-in
+    where `unsupported` asks for one; else all such places are named in one error.
+    """
+    trace = expand_recurrent(trace, uncertain)
+    trace = dataclasses.replace(trace, graph=trace.copy_graph())
+    graph, inputs = trace.graph, trace.input_nodes
+    random_inputs = [node for node, is_random in zip(inputs, uncertain, strict=True) if is_random]
+
+    def covered() -> Coverage:
+        run(graph, (*CANONICAL, *(REWRITES if rewrites else ())), inputs)
+        run(graph, (fold_random_weights(graph, inputs, rules),), inputs)
+        return analyze(graph, rules, random_inputs)
+
+    coverage = covered()
+    if not coverage.sources and not random_inputs:
+        raise NoDropoutError(
+            "the model has no active dropout (or only p = 0), so its output has no uncertainty. Insert "
+            "some with mp.with_dropout, or give an uncertain input: convert(model, mp.Moments(x, variance))"
+        )
+    if coverage.missing:
+        decompose(graph, list(coverage.missing), rules)
+        coverage = covered()
+    if coverage.missing and unsupported != "error":
+        mark(list(coverage.missing), unsupported)
+        coverage = analyze(graph, rules, random_inputs)
+    if coverage.missing:
+        raise MissingRuleError(coverage.places)
+    attach(graph, coverage.random, accurate=rules.linear)
+    return Prepared(trace, coverage.random)
