@@ -66,7 +66,8 @@ def convert(
 
             - `"error"`: name all of them;
             - `"linearize"`: moments to first order, by the operator's derivative at the mean;
-            - `"sample"`: a small sample of that operator alone, at fixed points.
+            - `"sample"`: by that operator's values at fixed points: a grid if it works element by
+              element, otherwise a small sample.
 
             `bnn.summary()` says where it was done. Operators that draw random numbers, or whose output's
             shape depends on data, are errors all the same.

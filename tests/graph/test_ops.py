@@ -57,6 +57,7 @@ def test_transposes_undo_themselves(op):
 def test_pointwise():
     assert ops.is_pointwise(aten.tanh.default)
     assert ops.is_pointwise(aten.prelu.default)
+    assert ops.is_pointwise(aten.special_i0.default)
     assert not ops.is_pointwise(aten.softmax.int)
     assert not ops.is_pointwise(aten.dropout.default)
     assert not ops.is_pointwise(torch.tanh)

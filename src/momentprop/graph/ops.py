@@ -107,7 +107,18 @@ SUMS: Operators = (aten.add.Tensor, aten.add.Scalar)
 DIFFERENCES: Operators = (aten.sub.Tensor, aten.sub.Scalar)
 PRODUCTS: Operators = (aten.mul.Tensor, aten.mul.Scalar)
 QUOTIENTS: Operators = (aten.div.Tensor, aten.div.Scalar)
-_UNTAGGED: Operators = (aten.prelu.default, aten.log_sigmoid.default, aten.hardswish.default)
+_ALIASES_OF_POINTWISE = (
+    *("absolute", "negative", "arccos", "arcsin", "arcsinh", "arctan", "arctanh"),
+    *("special_digamma", "special_erf", "special_erfc", "special_erfinv", "special_exp2", "special_expit"),
+    *("special_expm1", "special_gammaln", "special_i0", "special_log1p", "special_logit", "special_ndtr"),
+    *("special_psi", "special_sinc"),
+)
+_UNTAGGED: Operators = (  # which torch does not call pointwise
+    aten.prelu.default,
+    aten.log_sigmoid.default,
+    aten.hardswish.default,
+    *(getattr(aten, name).default for name in _ALIASES_OF_POINTWISE),
+)
 
 
 def is_pointwise(op: Any) -> bool:

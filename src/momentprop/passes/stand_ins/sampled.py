@@ -8,51 +8,23 @@ import torch
 from torch import Tensor
 
 from momentprop.gaussian.normal import safe_sqrt
-from momentprop.passes.stand_ins.fallback import General, Pointwise
-from momentprop.passes.stand_ins.probes import Columns, points, sampled
+from momentprop.moments import Moments
+from momentprop.passes.stand_ins.general import General
+from momentprop.passes.stand_ins.probes import points, sampled
 from momentprop.passes.stand_ins.site import Site
 
 _PAIRS = 32  # points of a sample, with as many mirror images
 _JACOBIANS = 8  # pairs of points over which a Jacobian is averaged
-_FROM_POINTS = f"estimated from {2 * _PAIRS} points"
 
 
-class SampledPointwise(Pointwise):
-    exactness = _FROM_POINTS
+class Noisy(Moments):
+    """Moments with the part of their variance that the Jacobian does not explain."""
 
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
-        # one column for all elements of an input: they do not meet
-        self.columns = [Columns(i, (1,) * len(shape)) for i, shape in enumerate(site.shapes)]
-        self.table = points(_PAIRS, self.columns)
-        # regression on all inputs together: their points are not quite uncorrelated
-        self.solve = torch.linalg.inv(self.table.T @ self.table / _PAIRS).tolist()
-
-    def moments(self, means: list[Any], variances: list[Tensor]) -> list[Any]:
-        stds = [safe_sqrt(v) for v in variances]
-        units = sampled([torch.ones_like(v) for v in variances], self.columns, self.table)
-        sample = Sample(self.site, means)
-        along: list[Any] = [0.0 for _ in stds]
-        count: Any = 0.0
-        for k in range(_PAIRS):
-            unit = units(k)
-            for sign in (1.0, -1.0):
-                deviations = [sign * std * u for std, u in zip(stds, unit, strict=True)]
-                ((moved, inside),) = sample.add(deviations)
-                along = [a + sign * u * moved for a, u in zip(along, unit, strict=True)]
-                count = count + inside
-        (out,) = self.packed(*sample.moments())
-        out.gains = []
-        for row, std in zip(self.solve, stds, strict=True):
-            slope: Any = 0.0
-            for weight, a in zip(row, along, strict=True):
-                slope = slope + weight * a
-            out.gains.append(slope / (count.clamp_min(1) * std))
-        return [out]
+    noise: Tensor
 
 
 class Sampled(General):
-    exactness = _FROM_POINTS
+    exactness = f"estimated from {2 * _PAIRS} points"
 
     def __init__(self, site: Site, accurate: bool) -> None:
         super().__init__(site, accurate)
@@ -69,10 +41,14 @@ class Sampled(General):
             back = sample.add([-d for d in deviations])
             halves = [(a - b) / 2 for (a, _), (b, _) in zip(there, back, strict=True)]
             odd = [o + h * h / _PAIRS for o, h in zip(odd, halves, strict=True)]
-        out = self.packed(*sample.moments())
+        out = self.with_variances(*sample.moments(), kind=Noisy)
         for result, part in zip(self.site.real(out), odd, strict=True):
             result.noise = (result.variance - part).clamp_min(0)
         return out
+
+    def noise(self, out: Any) -> Tensor | None:
+        # of several results, each brings its noise to where it is used: adjoint.py
+        return None if self.site.is_list else out.noise
 
     def pulled(self, cotangents: list[Tensor], means: list[Any], variances: list[Tensor]) -> list[Tensor]:
         """The transposed Jacobian, on average over a few points."""

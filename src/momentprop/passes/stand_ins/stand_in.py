@@ -1,0 +1,66 @@
+"""What stand-ins have in common: each is the rule of one node, made from its operator alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from momentprop.moments import Moments, is_moments, mean_of, variance_of
+from momentprop.passes.stand_ins.site import Site
+from momentprop.rules.local import Local
+
+
+class AtMean:
+    """Computes the operator at the means. Results are known."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.site.packed(self.site.run([mean_of(v) for v in self.site.values(args, kwargs)]))
+
+
+class StandIn:
+    """Gives the moments of an operator's results, and its linear part."""
+
+    exactness: str
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StandIn:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        values = self.site.values(args, kwargs)
+        means = [mean_of(v) for v in values]
+        return self.site.packed(self.moments(means, self.variances(values)))
+
+    def moments(self, means: list[Any], variances: list[Tensor]) -> list[Any]:
+        """All results of the operator: `Moments`, where they are real numbers."""
+        raise NotImplementedError
+
+    def local(self, out: Any, *args: Any, **kwargs: Any) -> Local:
+        """The linear part at a call that gave `out`."""
+        raise NotImplementedError
+
+    def variances(self, values: list[Any]) -> list[Tensor]:
+        """Variances of the random inputs."""
+        return [variance_of(values[places[0]]) for places in self.site.inputs]
+
+    def with_variances(
+        self, results: list[Any], variances: Sequence[Tensor], kind: type[Moments] = Moments
+    ) -> list[Any]:
+        """Results with variances of those that are real numbers."""
+        rest = list(variances)
+        return [
+            kind(value, rest.pop(0)) if real else value
+            for value, real in zip(results, self.site.results, strict=True)
+        ]
+
+    def in_order(self, values: list[Any], pulled: Sequence[Any]) -> list[Any]:
+        """Cotangents of inputs, each where its input is first used. Only random ones are asked for."""
+        first = {places[0]: c for places, c in zip(self.site.inputs, pulled, strict=True)}
+        return [first.get(i) for i, v in enumerate(values) if is_moments(v)]
