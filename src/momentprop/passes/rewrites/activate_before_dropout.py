@@ -19,7 +19,13 @@ def activate_before_dropout(activation: fx.Node, edit: Editor) -> fx.Node | None
     if not isinstance(dropout, fx.Node) or dropout.target not in SCALING_DROPOUTS or len(dropout.users) != 1:
         return None
     with edit.at(dropout):
-        first = edit.op(activation.target, dropout.args[0], *activation.args[1:], place=activation)
+        first = edit.op(
+            activation.target,
+            dropout.args[0],
+            *activation.args[1:],
+            place=activation,
+            value=activation.meta["val"],
+        )
     dropout.args = (first, *dropout.args[1:])
     return dropout
 

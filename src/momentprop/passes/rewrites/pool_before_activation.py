@@ -36,16 +36,16 @@ def pool_before_activation(pool: fx.Node, edit: Editor) -> fx.Node | None:
     chain = _monotone_chain(pool.args[0])
     if not chain:
         return None
-    value: Any = chain[-1].args[0]
-    sign = _sign(chain, n, edit)
+    x: Any = chain[-1].args[0]
+    sign, like = _sign(chain, n, edit), pool.meta["val"]
     if sign is not None:
-        value = edit.op(aten.mul.Tensor, value, sign)
-    value = edit.op(pool.target, value, *pool.args[1:])
+        x = edit.op(aten.mul.Tensor, x, sign, value=x.meta["val"])
+    x = edit.op(pool.target, x, *pool.args[1:], value=like)
     if sign is not None:
-        value = edit.op(aten.mul.Tensor, value, sign)
+        x = edit.op(aten.mul.Tensor, x, sign, value=like)
     for f in reversed(chain):
-        value = edit.op(f.target, value, *f.args[1:], place=f)
-    return value
+        x = edit.op(f.target, x, *f.args[1:], place=f, value=like)
+    return x
 
 
 def _monotone_chain(x: Any) -> list[fx.Node]:
