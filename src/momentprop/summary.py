@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from momentprop.capture.trace import place_of
 from momentprop.engine.derive import Derived
 from momentprop.engine.plan import Plan
+from momentprop.graph.place import DECOMPOSED, place_of
 from momentprop.passes.coverage import FALLBACK, RULE, rule_of
-from momentprop.passes.decompose import DECOMPOSED
 from momentprop.passes.prepare import Prepared
 from momentprop.rules.registry import EXACT, Lookup, Rule
 from momentprop.tiers import Tier

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import momentprop as mp
+from momentprop.passes.stand_ins.pointwise import trapezoid
 from momentprop.passes.stand_ins.probes import Columns, grouped, groups, points
 from momentprop.rules.registry import RULES
 
@@ -413,3 +414,26 @@ def test_stacked_members_and_inference_mode(method: str) -> None:
         torch.testing.assert_close(out.covariance, bnn(x).covariance)
     with torch.inference_mode():  # a fallback is made anew, now that the input is random too
         assert (members[0](mp.Moments(x, 0.1)).variance > members[0](x).variance).any()
+
+
+@pytest.mark.parametrize(("pairs", "reach"), [(30, 5.0), (4, 3.0), (1, 1.7)])
+def test_equidistant_points_are_standard_normal(pairs: int, reach: float) -> None:
+    nodes = trapezoid(pairs, reach)
+    assert len(nodes) == pairs
+    assert 2 * sum(w * z * z for z, w in nodes) == pytest.approx(1, abs=1e-14)
+    assert 2 * sum(w for _, w in nodes) < 1
+    fourth = 2 * sum(w * z**4 for z, w in nodes)
+    assert fourth == pytest.approx(3, rel={30: 1e-3, 4: 0.1, 1: 0.7}[pairs])
+
+
+def test_kinks_and_jumps_by_equidistant_points() -> None:
+    """Documented: the mean to 0.02 std, the std to 6 %, wherever the kink is."""
+    x = mp.Moments(torch.linspace(-2, 2, 23, dtype=torch.float64)[:, None], 1.0)
+    out = convert(lambda x: torch.special.i0e(x), x, "fast", "sample")(x)
+    z = torch.linspace(-8, 8, 100_001, dtype=torch.float64)
+    weight = torch.exp(-z * z / 2) / torch.exp(-z * z / 2).sum()
+    values = torch.special.i0e(x.mean + z)
+    mean = (values * weight).sum(1, keepdim=True)
+    std = ((values - mean).square() * weight).sum(1, keepdim=True).sqrt()
+    assert ((out.mean - mean).abs() < 0.02 * std).all()
+    assert (out.std / std - 1).abs().max() < 0.06

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from momentprop.graph.nodes import emit, repeated
+from momentprop.graph.edit import emit, repeated
 from momentprop.graph.schema import bind
 
 aten = torch.ops.aten

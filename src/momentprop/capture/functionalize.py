@@ -16,7 +16,8 @@ import torch
 from torch import fx
 
 from momentprop.errors import TraceError
-from momentprop.graph.nodes import emit, fake_value
+from momentprop.graph.edit import emit, fake_value
+from momentprop.graph.ops import ALIASES, LIST_VIEWS, RESHAPES, TRANSPOSES
 from momentprop.graph.private import OpOverload
 
 aten = torch.ops.aten
@@ -25,12 +26,6 @@ _RENAMED = {
     aten.bernoulli_.float: aten.bernoulli.p,
     aten.normal_.default: aten.normal_functional.default,
 }
-_LIST_VIEWS = (
-    aten.split.Tensor,
-    aten.split.sizes,
-    aten.split_with_sizes.default,
-    aten.chunk.default,
-)
 
 
 def functionalize(graph: fx.Graph) -> set[fx.Node]:
@@ -223,7 +218,7 @@ def _scatter(graph: fx.Graph, view: fx.Node, old: fx.Node, new: fx.Node) -> fx.N
         if producer.target is aten.unbind.int:
             dim = producer.args[1] if len(producer.args) > 1 else 0
             return emit(graph, aten.select_scatter.default, (old, new, dim, args[1]), view)
-        if producer.target in _LIST_VIEWS:
+        if producer.target in LIST_VIEWS:
             dim = producer.args[2] if len(producer.args) > 2 else 0
             sizes = [piece.shape[dim] for piece in producer.meta["val"]]
             start = sum(sizes[: args[1]])
@@ -242,15 +237,15 @@ def _scatter(graph: fx.Graph, view: fx.Node, old: fx.Node, new: fx.Node) -> fx.N
     if op is aten.narrow.default:
         start, stop = args[2], args[2] + args[3]
         return emit(graph, aten.slice_scatter.default, (old, new, args[1], start, stop), view)
-    if op in _OWN_INVERSE:
+    if op in TRANSPOSES:
         return emit(graph, op, (new, *args[1:]), view)
     if op is aten.permute.default:
         order = [d % len(args[1]) for d in args[1]]
         inverse = [order.index(d) for d in range(len(order))]
         return emit(graph, op, (new, inverse), view)
-    if op in _RESHAPES:
+    if op in RESHAPES:
         return emit(graph, aten.reshape_as.default, (new, old), view)
-    if op in _IDENTITIES or str(op).startswith("aten.to."):
+    if op in ALIASES or str(op).startswith("aten.to."):
         return new
     if op is aten.as_strided.default:
         raise TraceError(
@@ -287,27 +282,6 @@ _SCATTERS = {
     aten.select.int: aten.select_scatter.default,
     aten.diagonal.default: aten.diagonal_scatter.default,
 }
-_OWN_INVERSE = (
-    aten.transpose.int,
-    aten.t.default,
-    aten.swapaxes.default,
-    aten.swapdims.default,
-    aten.numpy_T.default,
-    aten.mT.default,
-)
-_RESHAPES = (
-    aten.view.default,
-    aten.view_as.default,
-    aten.reshape.default,
-    aten.reshape_as.default,
-    aten.flatten.using_ints,
-    aten.unflatten.int,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.unsqueeze.default,
-)
-_IDENTITIES = (aten.detach.default, aten.alias.default, aten.contiguous.default)
 
 
 def _where(node: fx.Node) -> str:

@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from momentprop.capture.noise import DROPOUTS
 from momentprop.capture.randomness import OwnNumbers
-from momentprop.graph.private import OpOverload
+from momentprop.graph.ops import DROPOUTS, STRIDED_VIEWS, draws
 from momentprop.graph.schema import bind
 
 aten = torch.ops.aten
 
 _SWITCHES = {"p": 0.0, "dropout": 0.0, "dropout_p": 0.0, "train": False, "training": False}
-_VIEWS = (aten.view.default, aten._unsafe_view.default)
 _NO_MEAN = 0.618  # of a Bernoulli variable that anybody would write
 _SEED = 0
 
@@ -61,11 +59,7 @@ def hides_noise(graph: fx.Graph) -> bool:
     """Whether random numbers are drawn within a block (autocast, cond), out of reach of this module."""
     blocks = [getattr(graph.owning_module, str(node.target)) for node in graph.find_nodes(op="get_attr")]
     inner = [block.graph for block in blocks if isinstance(block, fx.GraphModule)]
-    return any(_draws(node.target) for g in inner for node in g.nodes) or any(map(hides_noise, inner))
-
-
-def _draws(op: Any) -> bool:
-    return isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
+    return any(draws(node.target) for g in inner for node in g.nodes) or any(map(hides_noise, inner))
 
 
 def _evaluate(node: fx.Node, held: dict[fx.Node, list[Any]], i: int, centred: bool) -> Any:
@@ -74,9 +68,9 @@ def _evaluate(node: fx.Node, held: dict[fx.Node, list[Any]], i: int, centred: bo
 
 
 def _idle(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], centred: bool) -> Any:
-    if op in _VIEWS:  # strides are not always those of the trace, where dropouts made new tensors
+    if op in STRIDED_VIEWS:  # strides are not always those of the trace, where dropouts made new tensors
         return aten.reshape.default(*args, **kwargs)
-    if not _draws(op):
+    if not draws(op):
         return op(*args, **kwargs)
     if op in DROPOUTS:
         return args[0]

@@ -15,11 +15,10 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from momentprop.graph.nodes import emit, remove_unused
+from momentprop.graph.edit import emit, remove_unused
+from momentprop.graph.ops import VIEWS
 
 aten = torch.ops.aten
-
-_VIEWS = (aten.view.default, aten.reshape.default)
 
 
 def spell_out_marked(graph: fx.Graph) -> None:
@@ -39,7 +38,7 @@ def _marked(select: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
     view: Any = select.args[0]
     while isinstance(view, fx.Node) and _is_whole(view):
         view = view.args[0]
-    if not isinstance(view, fx.Node) or view.target not in _VIEWS:
+    if not isinstance(view, fx.Node) or view.target not in VIEWS:
         return None
     index: Any = view.args[0]
     if not isinstance(index, fx.Node) or index.target is not aten.index.Tensor:

@@ -22,37 +22,22 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from momentprop.graph.nodes import emit, remove_unused
+from momentprop.graph.edit import emit, remove_unused
+from momentprop.graph.ops import (
+    ABOVE,
+    ARRANGEMENTS,
+    BELOW,
+    BERNOULLIS,
+    CASTS,
+    CHOICES,
+    DIFFERENCES,
+    FILLS,
+    PRODUCTS,
+    QUOTIENTS,
+    SUMS,
+)
 
 aten = torch.ops.aten
-
-DROPOUTS = (
-    aten.dropout.default,
-    aten.feature_dropout.default,
-    aten.alpha_dropout.default,
-    aten.feature_alpha_dropout.default,
-)
-_BELOW = (aten.lt.Scalar, aten.le.Scalar, aten.lt.Tensor, aten.le.Tensor)
-_ABOVE = (aten.gt.Scalar, aten.ge.Scalar, aten.gt.Tensor, aten.ge.Tensor)
-_BERNOULLIS = (aten.bernoulli.p, aten.bernoulli.default, aten.bernoulli.Tensor)
-_CASTS = (aten.to.dtype, aten.to.other, aten.to.device, aten.to.dtype_layout, aten._to_copy.default)
-_SHAPES = (
-    aten.view.default,
-    aten.reshape.default,
-    aten.unsqueeze.default,
-    aten.squeeze.dim,
-    aten.expand.default,
-    aten.expand_as.default,
-    aten.transpose.int,
-    aten.permute.default,
-    aten.slice.Tensor,
-    aten.select.int,
-    aten.clone.default,
-    aten.contiguous.default,
-    aten.detach.default,
-)
-_WHERES = (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
-_FILLS = (aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 
 
 def normalize_noise(graph: fx.Graph) -> None:
@@ -71,7 +56,7 @@ def normalize_noise(graph: fx.Graph) -> None:
 
 def _bernoulli(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     """The Bernoulli variable, a floating-point 0 or 1, that this node is, if it is one."""
-    if node.target in _BERNOULLIS:
+    if node.target in BERNOULLIS:
         like: Any = node.args[0]
         probability = _probability(node)
         if probability is None:
@@ -112,9 +97,9 @@ def _uniform_chance(node: fx.Node) -> tuple[fx.Node | None, float | None]:
             uniform, number = (a, b) if _is_uniform(a) else (b, a)
             if _is_uniform(uniform) and len(total.users) == 1:
                 return uniform, constant(number)  # type: ignore[return-value]
-    elif node.target in (*_BELOW, *_ABOVE):
+    elif node.target in (*BELOW, *ABOVE):
         a, b = node.args[:2]
-        threshold, below = (b, node.target in _BELOW) if _is_uniform(a) else (a, node.target in _ABOVE)
+        threshold, below = (b, node.target in BELOW) if _is_uniform(a) else (a, node.target in ABOVE)
         uniform, number = (a if _is_uniform(a) else b), constant(threshold)
         if _is_uniform(uniform) and number is not None:
             return uniform, number if below else 1 - number  # type: ignore[return-value]
@@ -169,9 +154,9 @@ def _with_variable(graph: fx.Graph, user: fx.Node, mask: fx.Node, variable: fx.N
     value = user.meta.get("val")
     if not isinstance(value, Tensor):
         return None
-    if op in _CASTS or op is aten.type_as.default:
+    if op in CASTS or op is aten.type_as.default:
         return variable if args[0] is mask else None
-    if op in _SHAPES and args[0] is mask:
+    if op in ARRANGEMENTS and args[0] is mask:
         return emit(graph, op, (variable, *args[1:]), user)
     if op in (aten.logical_not.default, aten.bitwise_not.default) and mask.meta["val"].dtype == torch.bool:
         return _complement(graph, variable, user)
@@ -180,11 +165,11 @@ def _with_variable(graph: fx.Graph, user: fx.Node, mask: fx.Node, variable: fx.N
     number = _cast(graph, variable, value.dtype)
     if op is aten.mul.Tensor and args[0] is not args[1]:
         return emit(graph, op, tuple(number if a is mask else a for a in args), user)
-    if op in (aten.div.Tensor, aten.div.Scalar) and args[0] is mask and args[1] is not mask:
+    if op in QUOTIENTS and args[0] is mask and args[1] is not mask:
         return emit(graph, op, (number, *args[1:]), user)
-    if op in _WHERES and args[0] is mask:
+    if op in CHOICES and args[0] is mask:
         return _mixture(graph, user, number, args[1], args[2])
-    if op in _FILLS and args[1] is mask:
+    if op in FILLS and args[1] is mask:
         return _mixture(graph, user, number, args[2], args[0])
     if op is aten.index_put.default and args[1] == [mask] and not (len(args) > 3 and args[3]):
         x, fill = args[0], args[2]
@@ -252,11 +237,11 @@ _FILLED: dict[Any, tuple[int | None, float]] = {  # where the number stands amon
     aten.ones_like.default: (None, 1),
     aten.new_ones.default: (None, 1),
 }
-_UNCHANGED = (*_SHAPES, aten.to.dtype, aten.to.other, aten.to.device, aten.lift_fresh_copy.default)
+_UNCHANGED = (*ARRANGEMENTS, *CASTS, aten.lift_fresh_copy.default)
 _ARITHMETIC: dict[Any, Any] = {
-    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), lambda a, b: a + b),
-    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), lambda a, b: a - b),
+    **dict.fromkeys(SUMS, lambda a, b: a + b),
+    **dict.fromkeys(DIFFERENCES, lambda a, b: a - b),
     **dict.fromkeys((aten.rsub.Tensor, aten.rsub.Scalar), lambda a, b: b - a),
-    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), lambda a, b: a * b),
-    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), lambda a, b: a / b if b else None),
+    **dict.fromkeys(PRODUCTS, lambda a, b: a * b),
+    **dict.fromkeys(QUOTIENTS, lambda a, b: a / b if b else None),
 }

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
-import re
 from typing import Any
 
 import torch
@@ -15,16 +13,16 @@ from torch.export.graph_signature import InputKind
 from momentprop.capture.attention import drops_weights, spell_out_attention
 from momentprop.capture.functionalize import functionalize
 from momentprop.capture.marked import spell_out_marked
-from momentprop.capture.noise import DROPOUTS, normalize_noise
-from momentprop.errors import DropProbabilityError, Place
-from momentprop.graph.nodes import remove_unused
+from momentprop.capture.noise import normalize_noise
+from momentprop.errors import DropProbabilityError
+from momentprop.graph.edit import remove_unused
+from momentprop.graph.ops import DROPOUTS, VIEWS
+from momentprop.graph.place import place_of
 from momentprop.graph.private import OpOverload
+from momentprop.graph.schema import pass_by_position
 
 aten = torch.ops.aten
 higher_order = torch.ops.higher_order
-
-_TORCH = inspect.getfile(torch).removesuffix("__init__.py")
-_RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 
 def normalize(program: ExportedProgram, prefix: str) -> tuple[fx.Graph, tuple[str, ...], frozenset[str]]:
@@ -94,22 +92,11 @@ def inline_regions(graph: fx.Graph) -> None:
             graph.erase_node(region)
 
 
-def place_of(node: fx.Node, reason: str = "") -> Place:
-    """Operator, module path and source line of a node, for messages."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    frames = re.split(r'^\s*(?=File ")', str(node.meta.get("stack_trace") or ""), flags=re.MULTILINE)
-    frames = [" ".join(frame.split()) for frame in frames if frame.strip()]
-    own = [frame for frame in frames if _TORCH not in frame]  # the user's, where there is one
-    source = (own or frames or ["(no source line recorded)"])[-1]
-    module = stack[-1][0] if stack else ""
-    return Place(str(node.target), module.removeprefix("model").removeprefix("."), source, reason)
-
-
 def _spell_out(node: fx.Node) -> None:
     """Arguments the schema allows by position are passed so: rules need to look in one place only."""
     if not isinstance(node.target, OpOverload):
         return
-    if node.target in _RESHAPES:
+    if node.target in VIEWS:
         # the idiom x.view(x.size(0), -1) fails for an empty batch: say what -1 stands for, where it is known
         known = node.meta["val"].shape
         size = [
@@ -117,12 +104,7 @@ def _spell_out(node: fx.Node) -> None:
             for d, s in enumerate(node.args[1])  # type: ignore[arg-type]
         ]
         node.args = (node.args[0], size, *node.args[2:])
-    args, kwargs = list(node.args), dict(node.kwargs)
-    for argument in node.target._schema.arguments[len(args) :]:
-        if argument.kwarg_only or not kwargs:
-            break
-        args.append(kwargs.pop(argument.name, argument.default_value))
-    node.args, node.kwargs = tuple(args), kwargs
+    pass_by_position(node)
 
 
 def _check_dropout(graph: fx.Graph, node: fx.Node) -> None:

@@ -17,11 +17,12 @@ from momentprop.capture.agreement import Outputs, differing, evaluated
 from momentprop.capture.exporting import PREFIX, export
 from momentprop.capture.idle import hides_noise, outputs_of
 from momentprop.capture.layerdrop import BranchByChanceError
-from momentprop.capture.noise import DROPOUTS
-from momentprop.capture.normalize import drop_unused_state, normalize, place_of
+from momentprop.capture.normalize import drop_unused_state, normalize
 from momentprop.capture.signature import Signature, split_inputs
 from momentprop.errors import InputError, TraceError, TraceNote
-from momentprop.graph.nodes import remove_unused
+from momentprop.graph.edit import remove_unused
+from momentprop.graph.ops import DROPOUTS
+from momentprop.graph.place import place_of
 from momentprop.graph.private import EXPORTING, FakeTensor
 from momentprop.moments import is_moments, mean_of
 

@@ -25,6 +25,7 @@ from torch import Tensor, fx
 
 from momentprop.engine.fused import Fused, is_lone_dropout
 from momentprop.gaussian.normal import positive_probability, relu_moments
+from momentprop.graph.ops import MAX_POOLS
 from momentprop.graph.schema import bind
 from momentprop.moments import Moments, is_moments
 from momentprop.rules.linearization import Propagated, source
@@ -34,7 +35,6 @@ from momentprop.rules.windows import Position, Windows
 
 aten = torch.ops.aten
 
-_POOLS = {aten.max_pool1d.default: 1, aten.max_pool2d.default: 2, aten.max_pool3d.default: 3}
 _LARGEST = 4  # elements of a window
 
 
@@ -46,15 +46,15 @@ def dropped_pools(graph: fx.Graph, random: Collection[fx.Node]) -> dict[fx.Node,
 
 def _dropped_pool(pool: fx.Node) -> Fused | None:
     """The dropout in front of a pooling with small windows that tile its input, if nothing else uses it."""
-    if pool.target not in _POOLS:
+    if pool.target not in MAX_POOLS:
         return None
     dropout = pool.args[0]
     if not isinstance(dropout, fx.Node) or not is_lone_dropout(dropout):
         return None
     x, drop_probability = dropout.args[:2]
-    given = bind(pool.target, pool.args, pool.kwargs)
+    given = bind(pool.target, pool.args, pool.kwargs)  # type: ignore[arg-type]
     geometry = [given[name] for name in ("kernel_size", "stride", "padding", "dilation", "ceil_mode")]
-    n_dims = _POOLS[pool.target]
+    n_dims = MAX_POOLS[pool.target]
     windows = Windows.of(dropout.meta["val"].shape[-n_dims:], *geometry)
     if not windows.tile or math.prod(windows.kernel) > _LARGEST:
         return None

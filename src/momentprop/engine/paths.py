@@ -24,22 +24,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from momentprop.capture.noise import DROPOUTS
 from momentprop.capture.trace import Trace
 from momentprop.engine.layouts import Layout
+from momentprop.graph.ops import DROPOUTS, SHAPED_NOISE, STRIDED_VIEWS
+from momentprop.graph.reach import reach
 from momentprop.moments import mean_of
 
 aten = torch.ops.aten
 
 _MOST = 32  # paths; with more it is cheaper to sample
 _AT_ONCE = 8  # passes that run as one batch
-_LIKE = (  # noise that asks its argument for a shape alone
-    aten.bernoulli.p,
-    aten.randn_like.default,
-    aten.rand_like.default,
-    aten.normal_functional.default,
-    aten.uniform.default,
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,11 +118,7 @@ def path_sources(graph: fx.Graph, random: set[fx.Node], layouts: Mapping[str, La
 
 def _behind(graph: fx.Graph, sources: list[fx.Node], random: set[fx.Node]) -> set[fx.Node]:
     """The sources, and everything computed from their values, not of their shapes alone."""
-    found = set(sources)
-    for node in graph.nodes:
-        if node in random and node.target not in _LIKE and not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
-    return found
+    return reach(graph, sources, carries=lambda n: n in random and n.target not in SHAPED_NOISE)
 
 
 def _suffix(
@@ -144,7 +134,7 @@ def _suffix(
             env[node] = env[node.args[0]]
             continue
         env[node] = suffix.node_copy(node, env.__getitem__)
-        if node.target in (aten.view.default, aten._unsafe_view.default):
+        if node.target in STRIDED_VIEWS:
             env[node].target = aten.reshape.default  # strides are not always those of the trace
         _fix_weights(env[node])
     names = {node.name: node for node in env}

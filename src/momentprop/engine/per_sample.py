@@ -21,6 +21,7 @@ from momentprop.engine.layouts import Layout, device_of, size_of_one
 from momentprop.engine.plan import Plan
 from momentprop.engine.program import Program, Wanted
 from momentprop.errors import CovarianceError
+from momentprop.graph.reach import reach
 from momentprop.moments import Jumps, Logits, Moments, is_moments
 from momentprop.rules.registry import RULES, Lookup, Role
 
@@ -60,13 +61,12 @@ def _examples(trace: Trace, random: set[fx.Node], device: torch.device) -> list[
 
 def _dependent(trace: Trace) -> set[fx.Node]:
     """Find what depends on the values of the inputs, not on their number alone."""
-    dependent = set(trace.input_nodes)
-    for node in trace.graph.nodes:
+
+    def by_value(node: fx.Node) -> bool:
         rule = RULES.find(node.target)
-        by_value = rule is None or rule.role is not Role.SHAPE
-        if node.op == "call_function" and by_value and any(n in dependent for n in node.all_input_nodes):
-            dependent.add(node)
-    return dependent
+        return rule is None or rule.role is not Role.SHAPE
+
+    return reach(trace.graph, trace.input_nodes, carries=by_value)
 
 
 class PerSample(nn.Module):

@@ -16,7 +16,8 @@ from momentprop.engine.cut import Cut, frontier
 from momentprop.engine.derive import derived
 from momentprop.engine.fused import Finder, Fused, Operator
 from momentprop.errors import Place
-from momentprop.passes.coverage import creates_noise, rule_of
+from momentprop.graph.reach import creates_noise, reach
+from momentprop.passes.coverage import rule_of
 from momentprop.rules.facts import Unexplained
 from momentprop.rules.linearization import Propagated, mapped
 from momentprop.rules.registry import Lookup, Role
@@ -111,13 +112,13 @@ def _without(
     """Find what is random if these sources are not."""
     if not conditioned:
         return random
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        if node in random and node not in conditioned:
-            own = node.op == "placeholder" or creates_noise(node)
-            if own or any(n in found for n in node.all_input_nodes):
-                found.add(node)
-    return found
+    inputs = [node for node in random if node.op == "placeholder"]
+    return reach(
+        graph,
+        inputs,
+        begins=creates_noise,
+        carries=lambda node: node in random and node not in conditioned,
+    )
 
 
 def _fused(

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from momentprop.exports.onnx_types import promoted
 from momentprop.graph.private import HigherOrderOperator, OpOverload
-from momentprop.passes.decompose import inline, traced
+from momentprop.passes.canonical.decompositions import substitute, traced
 
 aten = torch.ops.aten
 
@@ -108,7 +108,7 @@ def _decomposed(graph: fx.Graph, table: Mapping[Any, Callable[..., Any]]) -> fx.
             expansion = _functionalized(node, function, table)
         if expansion is None or not _is_functional(expansion):
             return None
-        inline(copy, node, expansion)
+        substitute(copy, node, expansion)
     _share_sizes(copy)
     copy.eliminate_dead_code()
     return copy

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import fx
+
 from momentprop.graph.private import OpOverload
 
 
@@ -14,3 +16,15 @@ def bind(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> di
     bound.update(zip((a.name for a in op._schema.arguments), args, strict=False))
     bound.update(kwargs)
     return bound
+
+
+def pass_by_position(node: fx.Node) -> None:
+    """Arguments the schema allows by position are passed so: readers need to look in one place only."""
+    if not isinstance(node.target, OpOverload):
+        return
+    args, kwargs = list(node.args), dict(node.kwargs)
+    for argument in node.target._schema.arguments[len(args) :]:
+        if argument.kwarg_only or not kwargs:
+            break
+        args.append(kwargs.pop(argument.name, argument.default_value))
+    node.args, node.kwargs = tuple(args), kwargs

@@ -17,15 +17,14 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, fx
 
-from momentprop.graph.nodes import emit
+from momentprop.graph.edit import emit
+from momentprop.graph.ops import AVERAGE_POOL, CONVOLUTION, CONVOLUTIONS
 from momentprop.graph.schema import bind
-from momentprop.rules.convolution import CONVOLUTIONS, borders
+from momentprop.rules.convolution import borders
 from momentprop.rules.families import per_dimension
 
 aten = torch.ops.aten
 
-_PLAIN = {1: aten.conv1d.default, 2: aten.conv2d.default, 3: aten.conv3d.default}
-_AVERAGES = {1: aten.avg_pool1d.default, 2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}
 _GROWTH = 2  # of a kernel: far larger windows are better averaged than convolved
 
 
@@ -33,7 +32,7 @@ def join_convolutions(graph: fx.Graph) -> None:
     """In place."""
     for product in graph.find_nodes(op="call_function", target=aten.mul.Tensor):
         _scale(graph, product)
-    for n, op in _AVERAGES.items():
+    for n, op in AVERAGE_POOL.items():
         for pooling in graph.find_nodes(op="call_function", target=op):
             _average(graph, pooling, n)
 
@@ -87,7 +86,7 @@ def _average(graph: fx.Graph, pooling: fx.Node, n: int) -> None:
         for d, (k, m) in enumerate(zip(kernel, apart, strict=True)):
             weight = _averaged(graph, weight, d - n, k, m, pooling)
         given["weight"] = weight
-        joined = emit(graph, _PLAIN[n], tuple(given.values()), pooling)
+        joined = emit(graph, CONVOLUTION[n], tuple(given.values()), pooling)
     _replace(graph, pooling, convolution, joined)
 
 

@@ -1,4 +1,4 @@
-"""Makes a trace ready for a tier: patterns, rewrites, and a rule for every operator that noise reaches."""
+"""Makes of a trace what an engine runs: in canonical form, rewritten, and covered by rules."""
 
 from __future__ import annotations
 
@@ -11,54 +11,55 @@ from torch import fx
 
 from momentprop.capture.trace import Trace
 from momentprop.errors import MissingRuleError
-from momentprop.passes.coverage import analyze
-from momentprop.passes.decompose import decompose
-from momentprop.passes.dropconnect import fold_random_weights
-from momentprop.passes.patterns import recognise
-from momentprop.passes.recurrent import expand_recurrent
-from momentprop.passes.rewrite import rewrite
+from momentprop.passes.canonical import CANONICAL
+from momentprop.passes.canonical.decompositions import decompose
+from momentprop.passes.canonical.random_weights import fold_random_weights
+from momentprop.passes.canonical.recurrent import expand_recurrent
+from momentprop.passes.coverage import Coverage, analyze
+from momentprop.passes.rewrites import REWRITES
+from momentprop.passes.runner import run
 from momentprop.passes.stand_ins.unsupported import attach, mark
 from momentprop.rules.registry import Lookup
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A trace whose random operators all have rules, and what noise reaches in it."""
+    """A trace every operator of which has a rule where noise reaches it. Never changed once made."""
 
     trace: Trace
-    random: set[fx.Node]
+    random: set[fx.Node]  # what noise reaches
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
+        return self
 
 
 def prepare(
     trace: Trace, rules: Lookup, uncertain: Sequence[bool], rewrites: bool, unsupported: str = "error"
 ) -> Prepared:
-    """The trace with all passes of a tier applied; the one given is left alone."""
-    trace = recognise(trace)
-    if rewrites:
-        trace = rewrite(trace)
-    trace = cover(trace, rules, uncertain, unsupported)
-    random = analyze(trace.graph, rules, _random_inputs(trace, uncertain)).random
-    attach(trace.graph, random, rules.linear)
-    return Prepared(trace, random)
+    """Apply the passes of a tier to a copy of the trace, for one pattern of uncertain inputs.
 
+    Recurrent layers that noise reaches are unrolled first. Operators without a rule are decomposed once
+    patterns had their chance, and patterns see what comes out of that. What still has no rule gets a stand-in
+    where `unsupported` asks for one; else all such places are named in one error.
+    """
+    trace = expand_recurrent(trace, uncertain)
+    trace = dataclasses.replace(trace, graph=trace.copy_graph())
+    graph, inputs = trace.graph, trace.input_nodes
+    random_inputs = [node for node, is_random in zip(inputs, uncertain, strict=True) if is_random]
 
-def cover(traced: Trace, rules: Lookup, uncertain: Sequence[bool], unsupported: str = "error") -> Trace:
-    """The trace with operators that have no rule decomposed, else marked; raises if any remains."""
-    traced = fold_random_weights(expand_recurrent(traced, uncertain), rules)
-    coverage = analyze(traced.graph, rules, _random_inputs(traced, uncertain))
+    def covered() -> Coverage:
+        run(graph, (*CANONICAL, *(REWRITES if rewrites else ())), inputs)
+        run(graph, (fold_random_weights(graph, inputs, rules),), inputs)
+        return analyze(graph, rules, random_inputs)
+
+    coverage = covered()
     if coverage.missing:
-        copy = dataclasses.replace(traced, graph=traced.copy_graph())
-        copied = analyze(copy.graph, rules, _random_inputs(copy, uncertain))
-        decompose(copy.graph, list(copied.missing), rules)
-        missing = analyze(copy.graph, rules, _random_inputs(copy, uncertain))
-        if missing.missing and unsupported != "error":
-            mark(list(missing.missing), unsupported)
-            missing = analyze(copy.graph, rules, _random_inputs(copy, uncertain))
-        if missing.missing:
-            raise MissingRuleError(missing.places)
-        traced = copy
-    return traced
-
-
-def _random_inputs(trace: Trace, uncertain: Sequence[bool]) -> list[Any]:
-    return [node for node, is_random in zip(trace.input_nodes, uncertain, strict=True) if is_random]
+        decompose(graph, list(coverage.missing), rules)
+        coverage = covered()
+    if coverage.missing and unsupported != "error":
+        mark(list(coverage.missing), unsupported)
+        coverage = analyze(graph, rules, random_inputs)
+    if coverage.missing:
+        raise MissingRuleError(coverage.places)
+    attach(graph, coverage.random, accurate=rules.linear)
+    return Prepared(trace, coverage.random)

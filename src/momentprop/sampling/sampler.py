@@ -22,9 +22,9 @@ from momentprop.capture.draws import DRAWS, standard_normal
 from momentprop.capture.quiet import silent
 from momentprop.capture.randomness import OwnNumbers
 from momentprop.capture.trace import Trace
+from momentprop.graph.reach import creates_noise, reach
 from momentprop.moments import Moments
-from momentprop.passes.coverage import creates_noise
-from momentprop.passes.recurrent import expand_recurrent
+from momentprop.passes.canonical.recurrent import expand_recurrent
 
 
 class Sampler:
@@ -196,10 +196,4 @@ class Run:
 
 def _downstream(graph: fx.Graph, inputs: list[fx.Node]) -> set[fx.Node]:
     """Noise sources, uncertain inputs and everything computed from them."""
-    sampled = set(inputs)
-    for node in graph.nodes:
-        if node.op == "call_function" and (
-            creates_noise(node) or any(n in sampled for n in node.all_input_nodes)
-        ):
-            sampled.add(node)
-    return sampled
+    return reach(graph, inputs, begins=creates_noise)

@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 
 _MOST_GROUPS = 64
-_PRIME = (
-    61  # groups of more elements than that: neighbours in a dimension of usual size are in different ones
-)
+_PRIME = 61  # groups of more elements: neighbours in a dimension of usual size are in different ones
 _MOST_COLUMNS = 4096
 _ROUNDS = 5
 

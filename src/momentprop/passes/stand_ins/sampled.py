@@ -8,59 +8,25 @@ import torch
 from torch import Tensor
 
 from momentprop.gaussian.normal import safe_sqrt
-from momentprop.moments import Moments
-from momentprop.passes.stand_ins.fallback import General, Pointwise
-from momentprop.passes.stand_ins.probes import Columns, points, sampled
+from momentprop.passes.stand_ins.general import General
+from momentprop.passes.stand_ins.probes import points, sampled
 from momentprop.passes.stand_ins.site import Site
 
 _PAIRS = 32  # points of a sample, with as many mirror images
 _JACOBIANS = 8  # pairs of points over which a Jacobian is averaged
-_FROM_POINTS = f"estimated from {2 * _PAIRS} points"
-
-
-class SampledPointwise(Pointwise):
-    exactness = _FROM_POINTS
-
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
-        # one column for all elements of an input: they do not meet
-        self.columns = [Columns(i, (1,) * len(shape)) for i, shape in enumerate(site.shapes)]
-        self.table = points(_PAIRS, self.columns)
-        # regression on all inputs together: their points are not quite uncorrelated
-        self.solve = torch.linalg.inv(self.table.T @ self.table / _PAIRS).tolist()
-
-    def moments(self, means: list[Any], variances: list[Tensor]) -> tuple[Moments, list[Tensor]]:
-        stds = [safe_sqrt(v) for v in variances]
-        units = sampled([torch.ones_like(v) for v in variances], self.columns, self.table)
-        sample = Sample(self.site, means)
-        along: list[Any] = [0.0 for _ in stds]
-        count: Any = 0.0
-        for k in range(_PAIRS):
-            unit = units(k)
-            for sign in (1.0, -1.0):
-                deviations = [sign * std * u for std, u in zip(stds, unit, strict=True)]
-                ((moved, inside),) = sample.add(deviations)
-                along = [a + sign * u * moved for a, u in zip(along, unit, strict=True)]
-                count = count + inside
-        (out,) = self.packed(*sample.moments())
-        gains = []
-        for row, std in zip(self.solve, stds, strict=True):
-            slope: Any = 0.0
-            for weight, a in zip(row, along, strict=True):
-                slope = slope + weight * a
-            gains.append(slope / (count.clamp_min(1) * std))
-        return out, gains
 
 
 class Sampled(General):
-    exactness = _FROM_POINTS
+    exactness = f"estimated from {2 * _PAIRS} points"
 
     def __init__(self, site: Site, accurate: bool) -> None:
         super().__init__(site, accurate)
         self.table = points(_PAIRS, self.columns)
         self.few = points(_JACOBIANS, self.columns)
 
-    def moments(self, means: list[Any], variances: list[Tensor]) -> tuple[list[Any], list[Tensor | None]]:
+    def response(
+        self, means: list[Any], variances: list[Tensor]
+    ) -> tuple[list[Any], list[Tensor], list[Tensor | None]]:
         sample = Sample(self.site, means)
         point = sampled([safe_sqrt(v) for v in variances], self.columns, self.table)
         odd: list[Any] = [0.0] * sum(self.site.results)
@@ -70,9 +36,8 @@ class Sampled(General):
             back = sample.add([-d for d in deviations])
             halves = [(a - b) / 2 for (a, _), (b, _) in zip(there, back, strict=True)]
             odd = [o + h * h / _PAIRS for o, h in zip(odd, halves, strict=True)]
-        out = self.packed(*sample.moments())
-        real = zip(self.site.real(out), odd, strict=True)
-        return out, [(result.variance - part).clamp_min(0) for result, part in real]
+        results, spread = sample.moments()
+        return results, spread, [(v - part).clamp_min(0) for v, part in zip(spread, odd, strict=True)]
 
     def pulled(self, cotangents: list[Tensor], means: list[Any], variances: list[Tensor]) -> list[Tensor]:
         """The transposed Jacobian, on average over a few points."""

@@ -80,8 +80,15 @@ class Site:
         for i, value in zip(self.positions, values, strict=True):
             flat[i] = value
         args, kwargs = pytree.tree_unflatten(flat, self.spec)
-        out = self.op(*args, **kwargs)
+        return self.as_list(self.op(*args, **kwargs))
+
+    def as_list(self, out: Any) -> list[Any]:
+        """All results of a call, or what belongs to them."""
         return list(out) if self.is_list else [out]
+
+    def packed(self, results: list[Any]) -> Any:
+        """Results as the operator returns them."""
+        return results if self.is_list else results[0]
 
     def at(self, values: Sequence[Any], x: Sequence[Tensor]) -> list[Any]:
         """The values with these in place of the random inputs."""
@@ -93,7 +100,7 @@ class Site:
 
     def shifted(self, values: Sequence[Any], deviations: Sequence[Tensor]) -> list[Any]:
         """The values with deviations added to the random inputs."""
-        return self.at(values, [x + d for x, d in zip(self._random(values), deviations, strict=True)])
+        return self.at(values, [x + d for x, d in zip(self.random(values), deviations, strict=True)])
 
     def real(self, results: Sequence[Any]) -> list[Any]:
         """Of all results, those that are real numbers."""
@@ -133,7 +140,7 @@ class Site:
                 raise NotImplementedError("the forward derivative of an operator without one would be 0")
             return torch.func.jvp(
                 lambda *x: tuple(self.real(self.run(self.at(values, x)))),
-                tuple(self._random(values)),
+                tuple(self.random(values)),
                 tuple(given[:count]),
             )[1]
 
@@ -144,7 +151,7 @@ class Site:
                 pulled = self._pulled(given[count:], zeros, create_graph=True)
                 return torch.autograd.grad(pulled, zeros, given[:count])
 
-        examples = self._random(self.examples)
+        examples = self.random(self.examples)
         for program in (forward, transposed):
             try:
                 return self._traced(program, examples)
@@ -152,7 +159,8 @@ class Site:
                 continue
         return None
 
-    def _random(self, values: Sequence[Any]) -> list[Tensor]:
+    def random(self, values: Sequence[Any]) -> list[Tensor]:
+        """Those of the random inputs."""
         return [values[places[0]] for places in self.inputs]
 
     def _pulled(
@@ -160,7 +168,7 @@ class Site:
     ) -> Sequence[Tensor]:
         """The transposed map of cotangents of the real results, by default ones."""
         with torch.enable_grad():
-            x = [v.detach().requires_grad_() for v in self._random(values)]
+            x = [v.detach().requires_grad_() for v in self.random(values)]
             results = self.real(self.run(self.at(values, x)))
             given = [torch.ones_like(r) for r in results] if cotangents is None else list(cotangents)
             kept = [(r, c) for r, c in zip(results, given, strict=True) if r.requires_grad]

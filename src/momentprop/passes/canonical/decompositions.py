@@ -14,13 +14,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from momentprop.capture.attention import ATTENTION, spell_out_attention
+from momentprop.graph.edit import Editor
+from momentprop.graph.place import DECOMPOSED
 from momentprop.graph.private import FakeTensor, OpOverload, core_aten_decompositions, decomposition_table
-from momentprop.passes.coverage import analyze, creates_noise
-from momentprop.passes.expansions import EXPANSIONS
+from momentprop.graph.reach import creates_noise
+from momentprop.graph.schema import pass_by_position
+from momentprop.passes.canonical.expansions import EXPANSIONS
+from momentprop.passes.coverage import analyze
 from momentprop.rules.registry import Lookup
 
 _VALUES = (Tensor, torch.SymInt)
-DECOMPOSED = "decomposed_from"  # what a node's meta says about where it comes from
 _DEPTH = 8  # decompositions within decompositions
 
 
@@ -32,7 +35,7 @@ def decompose(graph: fx.Graph, nodes: list[fx.Node], rules: Lookup) -> None:
             continue
         expansion = _expand(node, rules, _DEPTH)
         if expansion is not None:
-            inline(graph, node, expansion)
+            substitute(graph, node, expansion)
 
 
 def _expand(node: fx.Node, rules: Lookup, depth: int) -> fx.Graph | None:
@@ -43,12 +46,14 @@ def _expand(node: fx.Node, rules: Lookup, depth: int) -> fx.Graph | None:
     graph = traced(node, function)
     if graph is None:
         return None  # stays uncovered, and is reported as such
+    for inner in graph.nodes:
+        pass_by_position(inner)
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     for inner, reason in analyze(graph, rules, placeholders).missing.items():
         deeper = _expand(inner, rules, depth - 1) if reason == "has no rule" else None
         if deeper is None or inner.target is node.target:
             return None
-        inline(graph, inner, deeper)
+        substitute(graph, inner, deeper)
     return graph
 
 
@@ -95,23 +100,11 @@ def _inputs(node: fx.Node) -> list[fx.Node]:
     return [a for a in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(a, fx.Node)]
 
 
-def inline(graph: fx.Graph, node: fx.Node, expansion: fx.Graph) -> None:
-    """Put the expansion in place of the node, which keeps its name for messages."""
-    placeholders = [n for n in expansion.nodes if n.op == "placeholder"]
-    mapping = dict(zip(placeholders, _inputs(node), strict=True))
-    output: Any
-    with graph.inserting_before(node):
-        output = graph.graph_copy(expansion, mapping)
-    for inner, copied in mapping.items():
-        for key in ("nn_module_stack", "stack_trace"):
-            if key in node.meta:
-                copied.meta.setdefault(key, node.meta[key])
-        if inner.op == "call_function":
-            copied.meta[DECOMPOSED] = str(node.target)
-    if isinstance(output, fx.Node):
-        node.replace_all_uses_with(output)
-    else:
-        for user in list(node.users):
-            user.replace_all_uses_with(output[user.args[1]])
-            graph.erase_node(user)
-    graph.erase_node(node)
+def substitute(graph: fx.Graph, node: fx.Node, expansion: fx.Graph) -> None:
+    """Put an expansion in place of the node, which keeps its name for messages."""
+    for inner in expansion.nodes:
+        inner.meta[DECOMPOSED] = str(node.target)
+    edit = Editor(graph)
+    with edit.at(node):
+        output = edit.inline(expansion, _inputs(node))
+    edit.replace(node, output)

@@ -20,11 +20,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from momentprop.capture.trace import Trace, place_of
+from momentprop.capture.trace import Trace
 from momentprop.errors import MissingRuleError
-from momentprop.graph.nodes import emit, remove_unused
+from momentprop.graph.edit import Editor, remove_unused
+from momentprop.graph.place import place_of
+from momentprop.graph.reach import creates_noise, extend
 from momentprop.graph.schema import bind
-from momentprop.passes.coverage import creates_noise
 from momentprop.rules.registry import RULES, Role
 
 aten = torch.ops.aten
@@ -108,56 +109,30 @@ class _Expansion:
 
     def __init__(self, graph: fx.Graph, random: set[fx.Node]) -> None:
         self.graph, self.random = graph, random
+        self.edit = Editor(graph)
         self.node: fx.Node  # which is being written out
         self.values: dict[str, Any] = {}  # of calls of one kind: all steps are alike
 
     def run(self) -> bool:
         changed = False
         for node in list(self.graph.nodes):
-            if node.op != "call_function":
+            if node in self.edit.erased or not extend(self.random, node, creates_noise, _carries):
                 continue
-            if not self._reached(node):
-                continue
-            if node.target not in _LAYERS and node.target not in _CELLS:
-                self.random.add(node)
-                continue
-            self.node = node
-            with self.graph.inserting_before(node):
-                results = self._layers() if node.target in _LAYERS else self._cell()
-            self._replace(results)
-            changed = True
+            if node.target in _LAYERS or node.target in _CELLS:
+                self.node = node
+                with self.edit.at(node):
+                    results = self._layers() if node.target in _LAYERS else self._cell()
+                self.edit.replace(node, results)
+                changed = True
         return changed
 
     def call(self, target: Any, *args: Any, value: Any = None) -> fx.Node:
         """A new operator; its fake value may be given where that is hard or slow to compute."""
         kind = f"{target}{fx.map_arg(args, lambda n: _kind(n.meta['val']))}"
-        value = self.values.get(kind, value)
-        if value is None:
-            node = emit(self.graph, target, args, self.node)
-        else:
-            node = self.graph.call_function(target, args)
-            node.meta = {**self.node.meta, "val": value}
+        node = self.edit.op(target, *args, value=self.values.get(kind, value))
         self.values[kind] = node.meta["val"]
-        if self._reached(node):
-            self.random.add(node)
+        extend(self.random, node, creates_noise, _carries)
         return node
-
-    def _reached(self, node: fx.Node) -> bool:
-        if creates_noise(node):
-            return True
-        rule = RULES.find(node.target)
-        if rule is not None and rule.role is Role.SHAPE:
-            return False
-        return any(n in self.random for n in node.all_input_nodes)
-
-    def _replace(self, results: fx.Node | list[fx.Node]) -> None:
-        if isinstance(results, fx.Node):
-            self.node.replace_all_uses_with(results)
-        else:
-            for user in list(self.node.users):  # each takes one of the results
-                user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
-                self.graph.erase_node(user)
-        self.graph.erase_node(self.node)
 
     def _cell(self) -> Any:
         x, hx, w_ih, w_hh, b_ih, b_hh = self._arguments()
@@ -255,6 +230,11 @@ class _Expansion:
             "let the model take [batch, time, ...]"
         )
         raise MissingRuleError([place_of(self.node, reason)])
+
+
+def _carries(node: fx.Node) -> bool:
+    rule = RULES.find(node.target)
+    return rule is None or rule.role is not Role.SHAPE
 
 
 def _kind(value: Any) -> Any:

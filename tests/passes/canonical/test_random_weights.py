@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import momentprop as mp
+from momentprop import tiers
 from momentprop.capture.trace import trace
-from momentprop.passes.dropconnect import fold_random_weights
+from momentprop.passes.canonical.random_weights import fold_random_weights
+from momentprop.passes.runner import run
 
 
 class Layer(nn.Module):
@@ -164,7 +166,10 @@ def test_weights_that_share_noise(model: Callable[[], nn.Module], shape: tuple[i
 
 def test_other_graphs_stay_as_they_are() -> None:
     traced = trace(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.1), nn.Linear(4, 2)), torch.randn(2, 3))
-    assert fold_random_weights(traced, "accurate") is traced
+    folding = fold_random_weights(traced.graph, traced.input_nodes, tiers.ACCURATE.rules)
+    before = str(traced.graph)
+    run(traced.graph, [folding], traced.input_nodes)
+    assert str(traced.graph) == before
 
 
 def test_deviations_carried_forward_see_the_mean_weights() -> None:

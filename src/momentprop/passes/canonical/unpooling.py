@@ -11,13 +11,17 @@ that only one element of a window gets the value is not seen.)
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from momentprop.graph.edit import Editor
+from momentprop.graph.schema import bind
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
+from momentprop.passes.runner import Pass
 from momentprop.rules.families import per_dimension
 from momentprop.rules.linearization import Linearization, Propagated, mapped
 from momentprop.rules.max_pooling import maximum_of
@@ -27,30 +31,26 @@ from momentprop.rules.windows import Windows
 aten = torch.ops.aten
 
 _POOL = aten.max_pool2d_with_indices.default
+_GEOMETRY = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
 
 
-def join_unpooling(graph: fx.Graph, node: fx.Node) -> None:
+def join_unpooling(node: fx.Node, edit: Editor) -> fx.Node | None:
     """max_unpool2d(y, indices of x) as one operator of y and x, where windows tile x."""
     y, index, size = node.args[:3]
-    if not isinstance(index, fx.Node) or len(index.args) != 2 or index.args[1] != 1:
-        return
-    pool = index.args[0]
-    if not isinstance(pool, fx.Node) or pool.target is not _POOL:
-        return
-    x, kernel, stride = (*pool.args, [])[:3]
-    kernel, stride = per_dimension(kernel, 2), per_dimension(stride or kernel, 2)
-    plain = not any(any(per_dimension(v, 2)) for v in pool.args[3:4]) and len(pool.args) <= 4
-    tiles = isinstance(x, fx.Node) and all(
-        isinstance(s, int) and s % k == 0 and s == o
-        for s, k, o in zip(x.meta["val"].shape[-2:], kernel, size, strict=True)  # type: ignore[arg-type]
-    )
-    if kernel != stride or not plain or not tiles:
-        return
-    with graph.inserting_before(node):
-        joined = graph.call_function(_RULE, (y, x, kernel))
-    joined.meta = dict(node.meta)
-    node.replace_all_uses_with(joined)
-    graph.erase_node(node)
+    if not isinstance(index, fx.Node) or index.target is not operator.getitem or index.args[1] != 1:
+        return None
+    pool: Any = index.args[0]
+    if pool.target is not _POOL:
+        return None
+    given = bind(pool.target, pool.args, pool.kwargs)
+    x, kernel = given["self"], per_dimension(given["kernel_size"], 2)
+    sizes = x.meta["val"].shape[-2:]
+    if not Windows.of(sizes, *[given[name] for name in _GEOMETRY]).tile:
+        return None
+    whole = all(isinstance(s, int) and s % k == 0 for s, k in zip(sizes, kernel, strict=True))
+    if not whole or list(sizes) != list(size):  # type: ignore[arg-type]
+        return None
+    return edit.op(_RULE, y, x, kernel, value=node.meta["val"])
 
 
 def _plain(y: Tensor, x: Tensor, kernel: list[int]) -> Tensor:
@@ -84,10 +84,9 @@ def _moments(y: Any, x: Any, kernel: list[int]) -> Propagated:
 
 
 def _chances(x: Any, kernel: list[int]) -> Tensor:
-    """The chance of every element to be the largest of its window."""
+    """The chance of every element to be the largest of its window: how much the maximum moves with it."""
     if not is_moments(x):
-        like = _POOL(x, kernel)[0]
-        return _plain(torch.ones_like(like), x, kernel)
+        return _plain(torch.ones_like(_POOL(x, kernel)[0]), x, kernel)
     windows = Windows.of(x.shape[-2:], kernel, (), 0, 1, False)
     best, _ = maximum_of(x, windows)
     gains = windows.tiled([best.weights[p] for p in windows.positions])
@@ -102,3 +101,4 @@ _RULE = Rule(
     exactness="approximate: values independent of where they go, windows' elements of each other",
     reference="mixture",
 )
+JOIN_UNPOOLING = Pass((aten.max_unpool2d.default,).__contains__, join_unpooling)

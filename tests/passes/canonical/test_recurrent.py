@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import momentprop as mp
 from momentprop.capture.trace import trace
-from momentprop.passes.recurrent import expand_recurrent
+from momentprop.passes.canonical.recurrent import expand_recurrent
 from small import assert_untouched, snapshot
 
 aten = torch.ops.aten

@@ -13,7 +13,7 @@ each; tier `accurate` keeps them in the graph as they are (per_sample.py).
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,84 +21,57 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from momentprop.capture.draws import DRAWS
-from momentprop.capture.trace import Trace
-from momentprop.graph.nodes import emit, remove_unused
+from momentprop.graph.edit import Editor
+from momentprop.graph.ops import CONVOLUTIONS, MATRIX_PRODUCTS, MOVES
 from momentprop.graph.private import OpOverload
+from momentprop.graph.reach import creates_noise, reach
 from momentprop.graph.schema import bind
 from momentprop.moments import Moments, is_moments
-from momentprop.passes.coverage import creates_noise
-from momentprop.rules.convolution import CONVOLUTIONS
+from momentprop.passes.runner import Pass
 from momentprop.rules.families import per_dimension
 from momentprop.rules.registry import Lookup
 
 aten = torch.ops.aten
 
-_PRODUCTS = (aten.matmul.default, aten.mm.default)
-_MOVES = (
-    aten.t.default,
-    aten.numpy_T.default,
-    aten.mT.default,
-    aten.transpose.int,
-    aten.permute.default,
-    aten.view.default,
-    aten.reshape.default,
-    aten.unsqueeze.default,
-    aten.squeeze.dim,
-    aten.clone.default,
-    aten.contiguous.default,
-    aten.to.dtype,
-)
+_MOVES = (*MOVES, aten.to.dtype)
 
 
-def fold_random_weights(trace: Trace, rules: Lookup) -> Trace:
-    """The trace with such layers replaced; itself where there are none."""
-    noisy, dependent = _reached(trace)
-    if not any(_weights(node, noisy - dependent) for node in trace.graph.nodes):
-        return trace
-    copy = dataclasses.replace(trace, graph=trace.copy_graph())
-    noisy, dependent = _reached(copy)
-    alone = noisy - dependent
-    for node in list(copy.graph.nodes):
+def fold_random_weights(graph: fx.Graph, inputs: Sequence[fx.Node], rules: Lookup) -> Pass:
+    """The pass for a graph: which of its weights are random follows from what depends on its inputs."""
+    noisy = reach(graph, begins=creates_noise)
+    alone = noisy - reach(graph, inputs)
+
+    def fold_random_weights(node: fx.Node, edit: Editor) -> fx.Node | None:
         found = _weights(node, alone)
-        if found and all(_is_independent(n, noisy, rules) for n in found):
-            with copy.graph.inserting_before(node):
-                _fold(copy.graph, node, alone, rules)
-    remove_unused(copy.graph)
-    copy.graph.lint()
-    return copy
+        if not found or not all(_is_independent(n, noisy, rules) for n in found):
+            return None
+        return _fold(node, edit, alone, rules)
+
+    return Pass(_is_layer if alone else lambda op: False, fold_random_weights, exact=False)
 
 
-def _reached(trace: Trace) -> tuple[set[fx.Node], set[fx.Node]]:
-    """What noise reaches, and what depends on the inputs' values or number."""
-    noisy: set[fx.Node] = set()
-    dependent = set(trace.input_nodes)
-    for node in trace.graph.nodes:
-        if node.op != "call_function":
-            continue
-        if creates_noise(node) or any(n in noisy for n in node.all_input_nodes):
-            noisy.add(node)
-        if any(n in dependent for n in node.all_input_nodes):
-            dependent.add(node)
-    return noisy, dependent
+def _is_layer(op: Any) -> bool:
+    layers = (*MATRIX_PRODUCTS, *CONVOLUTIONS, aten.addmm.default, aten.linear.default)
+    return op in layers
 
 
 def _arguments(node: fx.Node) -> tuple[Any, Any, Any] | None:
     """Input, weight and bias of a layer."""
     args: Any = node.args
-    if node.target in _PRODUCTS:
+    if node.target in MATRIX_PRODUCTS:
         is_matrix = isinstance(args[1], fx.Node) and args[1].meta["val"].dim() == 2
         return (*args, None) if is_matrix else None
     if node.target is aten.addmm.default:
         return (args[1], args[2], args[0]) if not node.kwargs else None
     if node.target is aten.linear.default or (node.target in CONVOLUTIONS and node.meta["val"].dim() < 5):
-        bound = bind(node.target, node.args, node.kwargs)
+        bound = bind(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
         return bound["input"], bound["weight"], bound["bias"]
     return None
 
 
 def _weights(node: fx.Node, alone: set[fx.Node]) -> list[fx.Node]:
     """The random ones among weight and bias of a layer, where they depend on no input."""
-    arguments = _arguments(node) if node.op == "call_function" else None
+    arguments = _arguments(node)
     return [] if arguments is None else [n for n in arguments[1:] if n in alone]
 
 
@@ -134,26 +107,17 @@ def _chain(weight: fx.Node, noisy: set[fx.Node]) -> list[fx.Node]:
     return found
 
 
-def _moments(graph: fx.Graph, weight: Any, alone: set[fx.Node], rules: Lookup, transpose: bool) -> list[Any]:
+def _moments(edit: Editor, weight: Any, alone: set[fx.Node], rules: Lookup, transpose: bool) -> list[Any]:
     """Nodes for mean and variance of a weight."""
     if weight not in alone:
-        mean = emit(graph, aten.t.default, (weight,), weight) if transpose and weight is not None else weight
-        return [mean, None]
+        return [edit.op(aten.t.default, weight) if transpose and weight is not None else weight, None]
     chain = _chain(weight, alone)
     given = list(dict.fromkeys(n for node in chain for n in node.all_input_nodes if n not in chain))
 
     def run(*values: Any) -> list[Any]:
         env: dict[fx.Node, Any] = dict(zip(given, values, strict=True))
-        args: Any
-        kwargs: Any
         for node in chain:
-            args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
-            target: Any = rules.find(node.target) or node.target
-            if node.target in _MOVES and is_moments(args[0]):
-                x, op = args[0], node.target
-                env[node] = Moments(op(x.mean, *args[1:], **kwargs), op(x.variance, *args[1:], **kwargs))
-            else:
-                env[node] = target(*args, **kwargs)
+            env[node] = _propagated(node, env, rules)
         out = env[weight]
         found = [out.mean, out.variance] if is_moments(out) else [out, torch.zeros_like(out)]
         return [v.t() for v in found] if transpose else found
@@ -162,40 +126,39 @@ def _moments(graph: fx.Graph, weight: Any, alone: set[fx.Node], rules: Lookup, t
     mode = next(v.fake_mode for v in (*examples, weight.meta["val"]) if hasattr(v, "fake_mode"))
     with mode, torch.no_grad():
         traced = make_fx(run)(*examples).graph
-    placeholders = [n for n in traced.nodes if n.op == "placeholder"]
-    mapping = dict(zip(placeholders, given, strict=True))
-    output: Any = graph.graph_copy(traced, mapping)
-    for copied in mapping.values():
-        for key in ("nn_module_stack", "stack_trace"):
-            if key in weight.meta:
-                copied.meta.setdefault(key, weight.meta[key])
-    return list(output)
+    return list(edit.inline(traced, given, place=weight))
 
 
-def _fold(graph: fx.Graph, node: fx.Node, alone: set[fx.Node], rules: Lookup) -> None:
+def _propagated(node: fx.Node, env: dict[fx.Node, Any], rules: Lookup) -> Any:
+    """What the node computes of moments."""
+    args: Any
+    kwargs: Any
+    args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
+    op: Any = node.target
+    if op in _MOVES and is_moments(args[0]):
+        x = args[0]
+        return Moments(op(x.mean, *args[1:], **kwargs), op(x.variance, *args[1:], **kwargs))
+    return (rules.find(op) or op)(*args, **kwargs)
+
+
+def _fold(node: fx.Node, edit: Editor, alone: set[fx.Node], rules: Lookup) -> fx.Node | None:
     arguments = _arguments(node)
     assert arguments is not None
     x, weight, bias = arguments
     batch = _batch_dimension(x)
-    if rules.linear and batch is None:
-        return
-    is_product = node.target in _PRODUCTS or node.target is aten.addmm.default
-    moments = _moments(graph, weight, alone, rules, is_product)
-    moments += _moments(graph, bias, alone, rules, False)
-    if node.target in CONVOLUTIONS:
-        sizes = _sizes(node)
-        if sizes is None:
-            return
-        op: Any = torch.ops.momentprop.random_convolution.default
-        out = emit(graph, op, (x, *moments, *sizes), node)
-    else:
-        if batch:
-            x = emit(graph, aten.transpose.int, (x, 0, batch), node)
-        out = emit(graph, torch.ops.momentprop.random_linear.default, (x, *moments), node)
-        if batch:
-            out = emit(graph, aten.transpose.int, (out, 0, batch), node)
-    node.replace_all_uses_with(out)
-    graph.erase_node(node)
+    is_convolution = node.target in CONVOLUTIONS
+    sizes = _sizes(node) if is_convolution else ()
+    if sizes is None or (rules.linear and batch is None):
+        return None
+    transposed = not is_convolution and node.target is not aten.linear.default
+    moments = _moments(edit, weight, alone, rules, transposed)
+    moments += _moments(edit, bias, alone, rules, False)
+    if is_convolution:
+        return edit.op(torch.ops.momentprop.random_convolution.default, x, *moments, *sizes)
+    if batch:
+        x = edit.op(aten.transpose.int, x, 0, batch)
+    out = edit.op(torch.ops.momentprop.random_linear.default, x, *moments)
+    return edit.op(aten.transpose.int, out, 0, batch) if batch else out
 
 
 def _batch_dimension(x: fx.Node) -> int | None:

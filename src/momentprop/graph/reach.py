@@ -1,0 +1,69 @@
+"""What a value reaches: the one computation of what noise, or an input, has an influence on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor, fx
+
+from momentprop.graph.ops import draws
+from momentprop.graph.private import HigherOrderOperator
+from momentprop.graph.schema import bind
+
+Predicate = Callable[[fx.Node], bool]
+
+
+def reach(
+    graph: fx.Graph,
+    starts: Iterable[fx.Node] = (),
+    begins: Predicate = lambda node: False,
+    carries: Predicate = lambda node: True,
+) -> set[fx.Node]:
+    """The nodes given, those where something `begins`, and all computed from them.
+
+    A node that does not carry on what its inputs bring is not reached: one that asks for their shape, say.
+    """
+    found = set(starts)
+    for node in graph.nodes:
+        extend(found, node, begins, carries)
+    return found
+
+
+def extend(
+    found: set[fx.Node],
+    node: fx.Node,
+    begins: Predicate = lambda node: False,
+    carries: Predicate = lambda node: True,
+) -> bool:
+    """Add one node to what is reached, if it is; whether it is."""
+    if node.op == "call_function":
+        reached = begins(node) or not found.isdisjoint(node.all_input_nodes)
+        if reached and carries(node):
+            found.add(node)
+    return node in found
+
+
+def creates_noise(node: fx.Node) -> bool:
+    """Whether a node draws random numbers: its probability is not 0, and its training flag is set."""
+    op: Any = node.target
+    if isinstance(op, HigherOrderOperator):
+        return any(creates_noise(inner) for graph in subgraphs(node) for inner in graph.nodes)
+    if not draws(op):
+        return False
+    arguments = bind(op, node.args, node.kwargs)
+    off = any(arguments.get(name) == 0 for name in ("p", "dropout", "dropout_p"))
+    return not off and all(arguments.get(name) is not False for name in ("train", "training"))
+
+
+def subgraphs(node: fx.Node) -> list[fx.Graph]:
+    """The graphs that a control-flow operator runs."""
+    root = node.graph.owning_module
+    targets = [str(n.target) for n in node.all_input_nodes if n.op == "get_attr"]
+    modules = [getattr(root, target, None) for target in targets]
+    return [module.graph for module in modules if isinstance(module, fx.GraphModule)]
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a tensor of real or complex numbers, which noise can be in."""
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())

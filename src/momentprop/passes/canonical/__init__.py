@@ -1,0 +1,11 @@
+"""Brings a graph into the form that rules are written for, in every tier."""
+
+from momentprop.passes.canonical.compositions import COMPOSE
+from momentprop.passes.canonical.results import READ_RESULT
+from momentprop.passes.canonical.rms_norm import RECOGNISE_RMS_NORM
+from momentprop.passes.canonical.unpooling import JOIN_UNPOOLING
+from momentprop.passes.runner import Pass
+
+CANONICAL: tuple[Pass, ...] = (RECOGNISE_RMS_NORM, READ_RESULT, JOIN_UNPOOLING, COMPOSE)
+
+__all__ = ["CANONICAL"]
