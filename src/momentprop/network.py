@@ -40,7 +40,7 @@ class Built:
     @staticmethod
     def of(trace: Trace, request: Request, pattern: Pattern, state: Sequence[Tensor]) -> Built:
         tier = request.tier
-        prepared = prepare(trace, tier.rules, pattern, tier.rewrites, request.unsupported)
+        prepared = prepare(trace, tier.rules, tier.passes, pattern, request.unsupported)
         return Built(prepared, _program(prepared.trace, prepared.random, request, state))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Built:

@@ -1,4 +1,4 @@
-"""The tiers that ship: the rules and rewrites they use, and where a sweep goes back to."""
+"""The tiers that ship: the rules and passes they use, and where a sweep goes back to."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from momentprop.engine.fused import Finder
 from momentprop.engine.jump import jumps
 from momentprop.engine.selection import ALL_OUTPUTS, Selection
 from momentprop.engine.tracking import tracked
+from momentprop.passes.canonical import CANONICAL
+from momentprop.passes.rewrites import REWRITES
+from momentprop.passes.runner import Pass
 from momentprop.rules.registry import Lookup, Variant
 
 
@@ -19,7 +22,7 @@ class Tier:
 
     name: str
     rules: Lookup
-    rewrites: bool
+    passes: tuple[Pass, ...]
     cut: Cut | None = None  # None: no backward sweep, so variances only
     fusions: tuple[Finder, ...] = ()  # operators in place of rules, where it sweeps
 
@@ -32,12 +35,12 @@ class Tier:
         return self.name
 
 
-PAPER = Tier("paper", Lookup((Variant.PAPER,)), rewrites=False)
-FAST = Tier("fast", Lookup((Variant.CONTRAST,)), rewrites=True)
+PAPER = Tier("paper", Lookup((Variant.PAPER,)), passes=CANONICAL)
+FAST = Tier("fast", Lookup((Variant.CONTRAST,)), passes=(*CANONICAL, *REWRITES))
 ACCURATE = Tier(
     "accurate",
     Lookup(linear=True),
-    rewrites=True,
+    passes=(*CANONICAL, *REWRITES),
     cut=Cut.everything(),
     fusions=(jumps, dropped_pools, tracked),
 )

@@ -210,48 +210,63 @@ def _view_again(graph: fx.Graph, view: fx.Node, source: fx.Node) -> fx.Node:
 
 
 def _scatter(graph: fx.Graph, view: fx.Node, old: fx.Node, new: fx.Node) -> fx.Node:
-    """The viewed tensor, `old`, with the elements seen by `view` replaced by `new`."""
+    """Replace the elements of the viewed tensor, `old`, that `view` sees by `new`."""
     op: Any = view.target
-    args: Any = view.args
-    if op is operator.getitem:
-        producer = args[0]
-        if producer.target is aten.unbind.int:
-            dim = producer.args[1] if len(producer.args) > 1 else 0
-            return emit(graph, aten.select_scatter.default, (old, new, dim, args[1]), view)
-        if producer.target in LIST_VIEWS:
-            dim = producer.args[2] if len(producer.args) > 2 else 0
-            sizes = [piece.shape[dim] for piece in producer.meta["val"]]
-            start = sum(sizes[: args[1]])
-            stop = start + sizes[args[1]]
-            return emit(graph, aten.slice_scatter.default, (old, new, dim, start, stop), view)
-    if op is aten.slice.Tensor:
-        if 0 in view.meta["val"].shape:
-            return old  # nothing was written
-        end = args[3] if len(args) > 3 else None
-        if isinstance(end, int) and end == _END:
-            args = (*args[:3], None, *args[4:])
-    if op is aten.slice.Tensor:
-        return emit(graph, aten.slice_scatter.default, (old, new, *_bounded(args[1:], old)), view)
-    if op in _SCATTERS:
-        return emit(graph, _SCATTERS[op], (old, new, *args[1:]), view)
-    if op is aten.narrow.default:
-        start, stop = args[2], args[2] + args[3]
-        return emit(graph, aten.slice_scatter.default, (old, new, args[1], start, stop), view)
-    if op in TRANSPOSES:
-        return emit(graph, op, (new, *args[1:]), view)
-    if op is aten.permute.default:
-        order = [d % len(args[1]) for d in args[1]]
-        inverse = [order.index(d) for d in range(len(order))]
-        return emit(graph, op, (new, inverse), view)
-    if op in RESHAPES:
-        return emit(graph, aten.reshape_as.default, (new, old), view)
-    if op in ALIASES or str(op).startswith("aten.to."):
-        return new
     if op is aten.as_strided.default:
         raise TraceError(
             f"an in-place write through {op} cannot be followed; write it out of place\n{_where(view)}"
         )
-    return _scatter_by_index(graph, view, old, new)
+    if op is operator.getitem:
+        found = _scatter_piece(graph, view, old, new)
+    elif op is aten.slice.Tensor or op is aten.narrow.default:
+        found = _scatter_slice(graph, view, old, new)
+    else:
+        found = _scatter_whole(graph, view, old, new)
+    return _scatter_by_index(graph, view, old, new) if found is None else found
+
+
+def _scatter_piece(graph: fx.Graph, view: fx.Node, old: fx.Node, new: fx.Node) -> fx.Node | None:
+    """Write one of several pieces that an operator returns."""
+    producer: Any = view.args[0]
+    index: Any = view.args[1]
+    if producer.target is aten.unbind.int:
+        dim = producer.args[1] if len(producer.args) > 1 else 0
+        return emit(graph, aten.select_scatter.default, (old, new, dim, index), view)
+    if producer.target not in LIST_VIEWS:
+        return None
+    dim = producer.args[2] if len(producer.args) > 2 else 0
+    sizes = [piece.shape[dim] for piece in producer.meta["val"]]
+    start = sum(sizes[:index])
+    return emit(graph, aten.slice_scatter.default, (old, new, dim, start, start + sizes[index]), view)
+
+
+def _scatter_slice(graph: fx.Graph, view: fx.Node, old: fx.Node, new: fx.Node) -> fx.Node:
+    args: Any = view.args
+    if view.target is aten.narrow.default:
+        where = (args[1], args[2], args[2] + args[3])
+        return emit(graph, aten.slice_scatter.default, (old, new, *where), view)
+    if 0 in view.meta["val"].shape:
+        return old  # nothing was written
+    end = args[3] if len(args) > 3 else None
+    if isinstance(end, int) and end == _END:
+        args = (*args[:3], None, *args[4:])
+    return emit(graph, aten.slice_scatter.default, (old, new, *_bounded(args[1:], old)), view)
+
+
+def _scatter_whole(graph: fx.Graph, view: fx.Node, old: fx.Node, new: fx.Node) -> fx.Node | None:
+    """Write through a view that has an operator of its own for that, or sees all elements."""
+    op: Any = view.target
+    args: Any = view.args
+    if op in _SCATTERS:
+        return emit(graph, _SCATTERS[op], (old, new, *args[1:]), view)
+    if op in TRANSPOSES:
+        return emit(graph, op, (new, *args[1:]), view)
+    if op is aten.permute.default:
+        order = [d % len(args[1]) for d in args[1]]
+        return emit(graph, op, (new, [order.index(d) for d in range(len(order))]), view)
+    if op in RESHAPES:
+        return emit(graph, aten.reshape_as.default, (new, old), view)
+    return new if op in ALIASES or str(op).startswith("aten.to.") else None
 
 
 def _bounded(arguments: tuple[Any, ...], sliced: fx.Node) -> tuple[Any, ...]:

@@ -160,9 +160,13 @@ def _with_variable(graph: fx.Graph, user: fx.Node, mask: fx.Node, variable: fx.N
         return emit(graph, op, (variable, *args[1:]), user)
     if op in (aten.logical_not.default, aten.bitwise_not.default) and mask.meta["val"].dtype == torch.bool:
         return _complement(graph, variable, user)
-    if not value.is_floating_point():
-        return None
-    number = _cast(graph, variable, value.dtype)
+    return _in_arithmetic(graph, user, mask, variable) if value.is_floating_point() else None
+
+
+def _in_arithmetic(graph: fx.Graph, user: fx.Node, mask: fx.Node, variable: fx.Node) -> fx.Node | None:
+    """Write what becomes a real number of the mask as arithmetic of its variable."""
+    op, args = user.target, user.args
+    number = _cast(graph, variable, user.meta["val"].dtype)
     if op is aten.mul.Tensor and args[0] is not args[1]:
         return emit(graph, op, tuple(number if a is mask else a for a in args), user)
     if op in QUOTIENTS and args[0] is mask and args[1] is not mask:
@@ -172,12 +176,18 @@ def _with_variable(graph: fx.Graph, user: fx.Node, mask: fx.Node, variable: fx.N
     if op in FILLS and args[1] is mask:
         return _mixture(graph, user, number, args[2], args[0])
     if op is aten.index_put.default and args[1] == [mask] and not (len(args) > 3 and args[3]):
-        x, fill = args[0], args[2]
-        if isinstance(fill, fx.Node) and fill.meta["val"].dim() == 0 and isinstance(x, fx.Node):
-            for _ in range(x.meta["val"].dim() - number.meta["val"].dim()):
-                number = emit(graph, aten.unsqueeze.default, (number, -1), user)
-            return _mixture(graph, user, number, fill, x)
+        return _written(graph, user, number)
     return None
+
+
+def _written(graph: fx.Graph, user: fx.Node, number: fx.Node) -> fx.Node | None:
+    """Write x[mask] = fill, for a number as fill."""
+    x, fill = user.args[0], user.args[2]
+    if not isinstance(fill, fx.Node) or fill.meta["val"].dim() != 0 or not isinstance(x, fx.Node):
+        return None
+    for _ in range(x.meta["val"].dim() - number.meta["val"].dim()):
+        number = emit(graph, aten.unsqueeze.default, (number, -1), user)
+    return _mixture(graph, user, number, fill, x)
 
 
 def _mixture(graph: fx.Graph, place: fx.Node, variable: fx.Node, one: Any, zero: Any) -> fx.Node | None:

@@ -113,7 +113,7 @@ def run(
     methods: dict[str, Method] = {
         "NN": lambda x: mp.classify(model(x)),
         f"MC T={n_samples}": sampled,
-        OURS: lambda x: mp.classify(bnn(x), "integrate" if named(fidelity).rewrites else PAPER.name),
+        OURS: lambda x: mp.classify(bnn(x), PAPER.name if named(fidelity) is PAPER else "integrate"),
     }
     with torch.no_grad():
         # a seed of its own: truth must not contain the samples it judges

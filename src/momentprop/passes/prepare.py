@@ -11,13 +11,11 @@ from torch import fx
 
 from momentprop.capture.trace import Trace
 from momentprop.errors import MissingRuleError
-from momentprop.passes.canonical import CANONICAL
 from momentprop.passes.canonical.decompositions import decompose
 from momentprop.passes.canonical.random_weights import fold_random_weights
 from momentprop.passes.canonical.recurrent import expand_recurrent
 from momentprop.passes.coverage import Coverage, analyze
-from momentprop.passes.rewrites import REWRITES
-from momentprop.passes.runner import run
+from momentprop.passes.runner import Pass, run
 from momentprop.passes.stand_ins.unsupported import attach, mark
 from momentprop.rules.registry import Lookup
 
@@ -34,7 +32,7 @@ class Prepared:
 
 
 def prepare(
-    trace: Trace, rules: Lookup, uncertain: Sequence[bool], rewrites: bool, unsupported: str = "error"
+    trace: Trace, rules: Lookup, passes: Sequence[Pass], uncertain: Sequence[bool], unsupported: str = "error"
 ) -> Prepared:
     """Apply the passes of a tier to a copy of the trace, for one pattern of uncertain inputs.
 
@@ -48,7 +46,7 @@ def prepare(
     random_inputs = [node for node, is_random in zip(inputs, uncertain, strict=True) if is_random]
 
     def covered() -> Coverage:
-        run(graph, (*CANONICAL, *(REWRITES if rewrites else ())), inputs)
+        run(graph, passes, inputs)
         run(graph, (fold_random_weights(graph, inputs, rules),), inputs)
         return analyze(graph, rules, random_inputs)
 

@@ -37,7 +37,8 @@ def test_no_rewrites_in_tier_paper() -> None:
     """Its rules are the paper's, on the network as it was written."""
     x = torch.randn(2, 3, 8, 8)
     model = cnn().eval()
-    graphs = {tier: inside(mp.convert(model, x, fidelity=tier)).graph for tier in ("paper", "fast", "accurate")}
+    tiers = ("paper", "fast", "accurate")
+    graphs = {tier: inside(mp.convert(model, x, fidelity=tier)).graph for tier in tiers}
     assert count(graphs["paper"], {NORM}) == 1
     assert count(graphs["fast"], {NORM}) == count(graphs["accurate"], {NORM}) == 0
 
