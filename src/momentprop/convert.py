@@ -99,9 +99,10 @@ def convert(
             reason = str(error)
     if jumps:
         raise CovarianceError(f"jumps= needs tier {str(tiers.ACCURATE)!r}, against which speaks: {reason}")
+    fast = network(tiers.FAST)
     note = f"fidelity={tiers.FAST.name!r}, variances without covariance, is used here: {reason}"
     warnings.warn(note, FidelityNote, stacklevel=2)
-    return network(tiers.FAST)
+    return fast
 
 
 def _check(fidelity: str, outputs: int | Sequence[int] | None, unsupported: str, jumps: int) -> None:
