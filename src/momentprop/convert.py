@@ -113,8 +113,9 @@ def convert(
     if jumps:
         raise CovarianceError(f"jumps= needs tier {str(tiers.ACCURATE)!r}, against which speaks: {reason}")
     note = f"fidelity={tiers.FAST.name!r}, variances without covariance, is used here: {reason}"
+    found = network(tiers.FAST)  # first: what it cannot do either is an error, and no note
     warnings.warn(note, FidelityNote, stacklevel=2)
-    return network(tiers.FAST)
+    return found
 
 
 def _too_many(traced: Trace, uncertain: Sequence[bool], selection: Selection) -> str:

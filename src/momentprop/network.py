@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from momentprop.capture.signature import rebuild_output
 from momentprop.capture.trace import Trace
-from momentprop.engine.layouts import layouts
+from momentprop.engine.layouts import Layout, layouts
 from momentprop.engine.per_sample import PerSample, per_sample
 from momentprop.engine.program import Program, Wanted
 from momentprop.errors import MomentpropError, NoDropoutError
@@ -36,25 +36,29 @@ class Built:
 
     prepared: Prepared
     program: Program | PerSample
+    layouts: Mapping[str, Layout]
 
     @staticmethod
-    def of(trace: Trace, request: Request, pattern: Pattern, state: Sequence[Tensor]) -> Built:
+    def of(
+        trace: Trace,
+        request: Request,
+        pattern: Pattern,
+        state: Sequence[Tensor],
+        known: Mapping[str, Layout] | None = None,
+    ) -> Built:
+        """`known` are layouts of the same graph, moved: on device `meta` there are no values to observe."""
         tier = request.tier
         prepared = prepare(trace, tier.rules, pattern, tier.rewrites, request.unsupported)
-        return Built(prepared, _program(prepared.trace, prepared.random, request, state))
+        random = prepared.random
+        if tier.cut is None:
+            return Built(prepared, Program(prepared.trace, random, tier.rules), {})
+        found = layouts(prepared.trace, list(state)) if known is None else known
+        wanted = Wanted(tier.cut, found, request.selection, request.jumps)
+        program = per_sample(prepared.trace, random, tier.rules, wanted, state)
+        return Built(prepared, program or Program(prepared.trace, random, tier.rules, wanted), found)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Built:
         return self
-
-
-def _program(
-    trace: Trace, random: set[fx.Node], request: Request, state: Sequence[Tensor]
-) -> Program | PerSample:
-    tier = request.tier
-    if tier.cut is None:
-        return Program(trace, random, tier.rules)
-    wanted = Wanted(tier.cut, layouts(trace, list(state)), request.selection, request.jumps)
-    return per_sample(trace, random, tier.rules, wanted, state) or Program(trace, random, tier.rules, wanted)
 
 
 class BayesianNetwork(Compiled):
@@ -99,7 +103,10 @@ class BayesianNetwork(Compiled):
         found = self._programs.get(pattern)
         return self._build(pattern) if found is None else found
 
-    @torch.compiler.disable
+    @torch.compiler.disable(
+        reason="other inputs are uncertain than before, which takes a program of its own: before compiling, "
+        "call the network once with such inputs"
+    )
     def _build(self, pattern: Pattern) -> Built:
         with _BUILDING:
             if pattern not in self._programs:
@@ -144,8 +151,8 @@ class BayesianNetwork(Compiled):
 
         self._trace = self._trace.moved(probe)
         self._programs = {
-            pattern: Built.of(self._trace, self._request, pattern, self._state())
-            for pattern in self._programs
+            pattern: Built.of(self._trace, self._request, pattern, self._state(), built.layouts)
+            for pattern, built in self._programs.items()
         }
         return self
 
