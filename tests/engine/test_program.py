@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
     ids=["mean", "softmax", "flip", "flip and add", "first", "roll"],
 )
 def test_mixing_samples_is_reported_with_its_place(
-    self, function: Callable[[Tensor], Tensor], operator: str
+    function: Callable[[Tensor], Tensor], operator: str
 ) -> None:
     class Mixes(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
