@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import momentprop as mp
+from exact import Model
 from small import assert_untouched, cnn, mlp, snapshot
 
 Pair = namedtuple("Pair", ["first", "second"])
@@ -410,3 +411,46 @@ class TestTracing:
         x = torch.ones(2, 3)
         out = mp.convert(Model(), x)(x)
         torch.testing.assert_close(out.doubled.variance, 4 * out.logits.variance)
+
+
+class TestAuto:
+    def head(self, outputs: int) -> nn.Sequential:
+        return nn.Sequential(nn.Dropout(0.5), nn.Linear(4, outputs))
+
+    def test_accurate_up_to_64_outputs(self) -> None:
+        x = torch.randn(2, 4)
+        bnn = mp.convert(self.head(64), x)
+        assert bnn.fidelity == "accurate"
+        assert bnn(x).covariance.shape == (2, 64, 64)
+
+    def test_says_so_beyond(self) -> None:
+        x = torch.randn(2, 4)
+        model = self.head(65)
+        with pytest.warns(mp.FidelityNote, match="65 outputs per sample; choose some with outputs=") as notes:
+            bnn = mp.convert(model, x)
+        assert notes[0].filename == __file__  # the user's line
+        assert len(notes) == 1
+        assert bnn.fidelity == "fast"
+        assert bnn(x).covariance is None
+        torch.testing.assert_close(bnn(x).variance, mp.convert(model, x, "fast")(x).variance)
+        assert mp.convert(model, x, "accurate")(x).covariance.shape == (2, 65, 65)  # asked for, it is done
+
+    def test_counts_all_outputs_together(self) -> None:
+        model = Model(lambda m, x: (m.a(m.drop(x)), m.a(m.drop(x))), a=nn.Linear(4, 40))
+        with pytest.warns(mp.FidelityNote, match="80 outputs per sample"):
+            mp.convert(model, torch.randn(2, 4).double())
+
+    def test_says_so_where_samples_mix(self) -> None:
+        model = nn.Sequential(nn.Dropout(0.5), nn.Softmax(0))
+        with pytest.warns(mp.FidelityNote, match="samples of the batch share noise or influence each other"):
+            bnn = mp.convert(model, torch.randn(3, 4))
+        assert bnn.fidelity == "fast"
+        assert bnn(torch.randn(3, 4)).covariance is None
+
+    def test_a_later_uncertain_input_stays_in_the_tier(self) -> None:
+        x = torch.randn(2, 4)
+        bnn = mp.convert(self.head(3), x)
+        assert bnn(mp.Moments(x, 0.5)).covariance.shape == (2, 3, 3)
+        with pytest.warns(mp.FidelityNote):
+            bnn = mp.convert(self.head(100), x)
+        assert bnn(mp.Moments(x, 0.5)).covariance is None

@@ -111,15 +111,17 @@ def test_says_where_fallbacks_were_used() -> None:
     assert "sample for momentprop_test.strange.default in the model itself" in bnn.summary().head
 
 
-def test_follows_uncertain_inputs_and_moves() -> None:
+def test_is_of_the_example_inputs_whatever_is_called() -> None:
     x = torch.randn(2, 3, 8, 8)
-    bnn = mp.convert(cnn().eval(), x)
-    before = len(bnn.summary())
-    bnn(mp.Moments(x, 0.1))
-    after = bnn.summary()
-    assert len(after) > before
-    assert "aten.conv2d.padding" in {row.operator for row in after}
-    assert str(bnn.double().summary()) == str(after)
+    noisy = mp.Moments(x, 0.1)
+    certain, uncertain = (mp.convert(cnn().eval(), v) for v in (x, noisy))
+    before, other = str(certain.summary()), uncertain.summary()
+    assert len(other) > len(certain.summary())
+    assert "aten.conv2d.padding" in {row.operator for row in other}
+    certain(noisy)
+    uncertain(x)
+    assert str(certain.summary()) == str(certain.double().summary()) == before
+    assert str(uncertain.summary()) == str(other)
 
 
 def test_a_part_deeper_down_may_be_called_summary() -> None:

@@ -99,7 +99,7 @@ def convert(
             reason = str(error)
     if jumps:
         raise CovarianceError(f"jumps= needs tier {str(tiers.ACCURATE)!r}, against which speaks: {reason}")
-    fast = network(tiers.FAST)
+    fast = network(tiers.FAST)  # first: what it cannot do either is an error, and no note
     note = f"fidelity={tiers.FAST.name!r}, variances without covariance, is used here: {reason}"
     warnings.warn(note, FidelityNote, stacklevel=2)
     return fast

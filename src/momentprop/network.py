@@ -16,7 +16,7 @@ from momentprop.capture.trace import Trace
 from momentprop.engine.layouts import Layout, layouts
 from momentprop.engine.per_sample import PerSample, per_sample
 from momentprop.engine.program import Program, Wanted
-from momentprop.errors import MomentpropError, NoDropoutError
+from momentprop.errors import InputError, MomentpropError, NoDropoutError
 from momentprop.lowering.frozen import FrozenNetwork, freeze
 from momentprop.lowering.inductor import Compiled
 from momentprop.moments import as_moments, is_moments, plain
@@ -101,6 +101,11 @@ class BayesianNetwork(Compiled):
     def _built(self, pattern: Pattern) -> Built:
         """The program for inputs of which these are uncertain; made when it is first asked for."""
         found = self._programs.get(pattern)
+        if found is None and torch.compiler.is_dynamo_compiling():
+            raise InputError(
+                "other inputs are uncertain than before, which takes a program of its own: before compiling, "
+                "call the network once with such inputs"
+            )
         return self._build(pattern) if found is None else found
 
     def _build(self, pattern: Pattern) -> Built:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from momentprop.capture.trace import place_of
+from momentprop.capture.trace import HEADS, place_of
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,13 @@ class Cut:
 
 
 def frontier(graph: fx.Graph, region: set[fx.Node], random: Collection[fx.Node]) -> set[fx.Node]:
-    """Random values made outside the region and used inside; outputs are used inside."""
-    return {
-        node
-        for node in graph.nodes
-        if node in random
-        and node not in region
-        and any(user in region or user.op == "output" for user in node.users)
-    }
+    """Random values made outside the region and used inside; outputs, and their logits, are used inside."""
+
+    def is_wanted(user: fx.Node) -> bool:
+        return user in region or user.op == "output" or (user.target in HEADS and _is_output(user))
+
+    return {n for n in graph.nodes if n in random and n not in region and any(map(is_wanted, n.users))}
+
+
+def _is_output(node: fx.Node) -> bool:
+    return any(user.op == "output" for user in node.users)

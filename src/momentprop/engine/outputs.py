@@ -74,7 +74,7 @@ class Outputs:
         """Complete outputs that are random; for probabilities the sweep starts at their logits."""
         known = self.plan.heads
         logits = {n: known[n] for n, out in random.items() if n in known and out.logits is not None}
-        through = logits if self.selection.takes_all else {}
+        through = {n: i for n, i in logits.items() if n in heads and self.selection.takes_all}
         swept = {name: out for name, out in random.items() if name not in through}
         swept |= {name: env[name] for name in logits.values()}
         found = self._sweep(swept, tape)

@@ -152,8 +152,8 @@ class _Maker:
         arguments: Any = (node.args, node.kwargs)
         found: Operator | None = None
         if node.op == "get_attr":
-            constant = getattr(self.root, str(node.target))
-            plain, arguments = (lambda: constant), ((), {})
+            attribute = getattr(self.root, str(node.target))
+            plain, arguments = (lambda: attribute), ((), {})
         elif node in self.fused:
             arguments, found = (self.fused[node].args, {}), self.fused[node].operator
         elif node in self.random and node.target is operator.getitem:

@@ -1,4 +1,4 @@
-"""The largest jumps of every output."""
+"""What a sweep adds up: the largest jumps of every output. (Its covariance: test_backward.py.)"""
 
 from __future__ import annotations
 
