@@ -8,22 +8,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import momentprop as mp
+from linear_part import linear_part
 from momentprop.moments import Moments, is_moments
 from momentprop.rules.registry import RULES
-from properties import (
-    AnyRule,
-    C,
-    SampledRule,
-    Samples,
-    Setting,
-    X,
-    check_gradients,
-    fixed,
-    gaussian_samples,
-    moderate,
-    reason_of,
-    setting,
-)
+from properties import AnyRule, SampledRule, Samples, check_gradients, gaussian_samples
+from rule_settings import C, Setting, X, fixed, moderate, reason_of, setting
 
 aten = torch.ops.aten
 
@@ -119,7 +108,7 @@ class TestSmooth(AnyRule):
 
 @pytest.mark.parametrize("setting", POSITIVE, ids=str)
 class TestPositive(AnyRule):
-    def test_agrees_with_sampling(self, setting):
+    def check_agrees_with_sampling(self, setting):
         """Of a log-normal input with these moments."""
         (x, *rest) = setting.arguments()
         x = Moments(x.mean, x.variance.clamp_max(0.1))
@@ -131,23 +120,28 @@ class TestPositive(AnyRule):
         out = setting.rule(x, *rest)
         Samples(values).assert_agrees(out)
         covariance = ((values - values.mean(0)) * (inputs - x.mean)).mean(0)
-        gain = setting.rule.local(out, x, *rest).gain
+        gain = setting.linear_part((x, *rest)).gain
         torch.testing.assert_close(gain, covariance / x.variance, rtol=0.05, atol=0)
 
 
-Z = torch.linspace(-12, 12, 12_001, dtype=torch.float64)
 MEANS = torch.linspace(-6, 6, 49, dtype=torch.float64)[:, None]
 STDS = torch.tensor([1e-6, 1e-4, 1e-2, 0.1, 0.34, 0.35, 0.69, 0.7, 1, 2, 3, 10], dtype=torch.float64)
 
 
-def integrated(f):
-    """Mean, variance and gain of f, [means, stds]: the trapezoidal rule over 12 standard deviations."""
-    weight = torch.exp(-Z * Z / 2) / math.sqrt(2 * math.pi)
+def normal_points(n):
+    """Points and weights of the trapezoidal rule over 12 standard deviations, for averages."""
+    z = torch.linspace(-12, 12, n, dtype=torch.float64)
+    return z, torch.exp(-z * z / 2) * (z[1] - z[0]) / math.sqrt(2 * math.pi)  # 0 at the ends but for rounding
+
+
+def integrated(f, n_points):
+    """Mean, variance and gain of f, [means, stds]."""
+    z, weight = normal_points(n_points)
     center = f(MEANS)
-    deviation = f(MEANS[..., None] + STDS[:, None] * Z) - center[..., None]
-    shift = torch.trapezoid(deviation * weight, Z)
-    variance = torch.trapezoid((deviation - shift[..., None]).square() * weight, Z)
-    return center + shift, variance, torch.trapezoid(deviation * Z * weight, Z) / STDS
+    deviation = f(MEANS[..., None] + STDS[:, None] * z) - center[..., None]
+    shift, slope = (deviation @ torch.stack([weight, weight * z], 1)).unbind(-1)
+    variance = deviation.sub_(shift[..., None]).square_() @ weight
+    return center + shift, variance, slope / STDS
 
 
 def stated_bounds(exactness: str) -> torch.Tensor:
@@ -165,7 +159,10 @@ GROWING = (aten.exp.default, aten.expm1.default)
 @pytest.mark.parametrize("setting", LISTED, ids=str)
 def test_stated_bounds(setting):
     """The errors of mean and std relative to the largest std over all means, that of the gain absolutely."""
-    mean, variance, gain = integrated(lambda x: setting.op(x, *setting.args[1:], **setting.kwargs))
+    has_kinks = setting in EXACT or setting.op is aten.hardsigmoid.default
+    mean, variance, gain = integrated(
+        lambda x: setting.op(x, *setting.args[1:], **setting.kwargs), 12_001 if has_kinks else 3001
+    )
     scale = variance.sqrt().amax(0)
     jumps = setting.op in (aten.hardshrink.default, aten.threshold.default)
     kinked = setting.op in (aten.elu.default, aten.selu.default, aten.hardswish.default)
@@ -179,10 +176,10 @@ def test_stated_bounds(setting):
     for dtype, bound in bounds.items():
         x = Moments(MEANS.expand_as(mean).to(dtype), STDS.square().expand_as(mean).to(dtype))
         out = setting.rule(x, *setting.args[1:], **setting.kwargs)
-        local = setting.rule.local(out, x, *setting.args[1:], **setting.kwargs)
+        part = setting.linear_part((x, *setting.args[1:]))
         most = torch.finfo(dtype).eps * 8 * mean.abs().amax(0)
         mean_error, std_error = (out.mean - mean).abs(), (out.std - variance.sqrt()).abs()
-        gain_error = (local.gain - gain).abs() / gain.abs().amax(0).clamp_min(1)
+        gain_error = (part.gain - gain).abs() / gain.abs().amax(0).clamp_min(1)
         assert (mean_error <= bound * scale + most)[off_jump & kept].all(), dtype
         assert (std_error <= bound * scale)[off_jump & kept].all(), dtype
         assert (gain_error <= bound)[off_jump & kept & (STDS > 1e-2)].all(), dtype
@@ -214,7 +211,7 @@ def test_whole_powers_are_exact(exponent):
     variance = moments[2 * exponent] - moments[exponent] ** 2
     torch.testing.assert_close(out.variance, variance, rtol=1e-9, atol=1e-9)
     slope = exponent * moments[exponent - 1] if exponent else 0 * mean
-    torch.testing.assert_close(rule.local(out, x, exponent).gain, slope, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(linear_part(rule, x, exponent).gain, slope, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("case", POSITIVE, ids=str)
@@ -225,8 +222,8 @@ def test_what_should_be_positive_may_be_anything(case, dtype):
     leaves = [mean.expand(9, 5).clone().requires_grad_(), variance.clone().requires_grad_()]
     x = Moments(*leaves)
     out = case.rule(x, *case.args[1:])
-    local = case.rule.local(out, x, *case.args[1:])
-    values = (out.mean, out.variance, local.gain, local.noise)
+    part = case.linear_part((x, *case.args[1:]))
+    values = (out.mean, out.variance, part.gain, part.noise)
     assert all(v.isfinite().all() for v in values[: 4 if case.args[1:] != (-2,) else 1])
     assert (out.variance >= 0).all()
     gradients = torch.autograd.grad((out.mean.clamp(-1e6, 1e6)).sum(), leaves)
@@ -239,14 +236,14 @@ def test_reciprocal_of_what_is_negative():
     out, mirrored = rule(x), rule(y)
     assert torch.equal(out.mean, -mirrored.mean)
     assert torch.equal(out.variance, mirrored.variance)
-    assert torch.equal(rule.local(out, x).gain, rule.local(mirrored, y).gain)
+    assert torch.equal(linear_part(rule, x).gain, linear_part(rule, y).gain)
 
 
 @pytest.mark.parametrize("std", [1e-3, 1.0, 1e3])
 def test_relu_agrees_with_sampling_around_its_kink(std):
     a = torch.linspace(-3, 6, 31, dtype=torch.float64)
     x = Moments(a * std, std**2)
-    values = gaussian_samples(x, 200_000).relu()
+    values = gaussian_samples(x.to(torch.float32), 200_000).relu()
     Samples(values).assert_agrees(setting(aten.relu.default).rule(x))
 
 
@@ -294,26 +291,24 @@ def test_relu_stays_between_its_bounds(mean, variance):
         assert 0 <= out.variance <= x.variance
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_sigmoid_agrees_with_integration(dtype):
+def test_sigmoid_agrees_with_integration():
     """Mean, variance and gain, by the trapezoidal rule over 12 standard deviations, in float64."""
     mean = torch.tensor([-30.0, -8, -3, -1, -0.2, 0, 0.5, 2, 6, 20], dtype=torch.float64)[:, None]
     variance = 10 ** torch.linspace(-10, 5, 46, dtype=torch.float64)
     variance = torch.cat([variance, torch.tensor([0.479, 0.481], dtype=torch.float64)])
-    z = torch.linspace(-12, 12, 40_001, dtype=torch.float64)
-    weight = torch.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    z, weight = normal_points(12_001)
     p = torch.sigmoid(mean[..., None] + variance.sqrt()[:, None] * z)
-    exact_mean = torch.trapezoid(p * weight, z)
-    exact = torch.trapezoid((p - exact_mean[..., None]) ** 2 * weight, z)
-    gain = torch.trapezoid(p * (1 - p) * weight, z)
-    x = Moments(mean.expand_as(exact).to(dtype), variance.expand_as(exact).to(dtype))
+    exact_mean = p @ weight
+    exact = (p - exact_mean[..., None]).square() @ weight
+    gain = (p * (1 - p)) @ weight
     rule = setting(aten.sigmoid.default).rule
-    out = rule(x)
-    precision = 2e-8 if dtype == torch.float64 else 3e-7
-    assert (out.mean - exact_mean).abs().max() < precision
-    small = 0 if dtype == torch.float64 else 1e-5  # differences over points as close as rounding allows
-    assert ((rule.local(out, x).gain - gain).abs() < precision + small).all()
-    assert ((out.variance - exact).abs() <= 1e-4 * exact + precision).all()
+    for dtype, precision in ((torch.float32, 3e-7), (torch.float64, 2e-8)):
+        x = Moments(mean.expand_as(exact).to(dtype), variance.expand_as(exact).to(dtype))
+        out = rule(x)
+        assert (out.mean - exact_mean).abs().max() < precision, dtype
+        small = 0 if dtype == torch.float64 else 1e-5  # differences over points as close as rounding allows
+        assert ((linear_part(rule, x).gain - gain).abs() < precision + small).all(), dtype
+        assert ((out.variance - exact).abs() <= 1e-4 * exact + precision).all(), dtype
 
 
 def test_sigmoid_at_variance_zero():
@@ -402,5 +397,5 @@ def test_activations_compile():
     x = torch.randn(3, 16)
     bnn = mp.convert(model, x, "accurate")
     with torch.no_grad():
-        compiled = torch.compile(bnn, backend="aot_eager", fullgraph=True)(x)
+        compiled = torch.compile(bnn, backend="eager", fullgraph=True)(x)
     torch.testing.assert_close(compiled.variance, bnn(x).variance)

@@ -4,7 +4,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from momentprop.rules.average_pooling import _summed_back
 from momentprop.rules.windows import Windows
-from properties import LinearRule, X, setting
+from properties import LinearRule
+from rule_settings import X, setting
 
 aten = torch.ops.aten
 

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 import momentprop as mp
 from momentprop.moments import Moments
 from momentprop.rules.channel_sums import _by_channel, _by_offset, squares_of_channels
-from momentprop.rules.registry import RULES
-from momentprop.rules.shared import direction_of, share
 
 P = 0.3
 
@@ -125,21 +123,6 @@ def test_uncertain_inputs_and_a_second_dropout(op) -> None:
     mc = mp.monte_carlo(model, x, n_samples=40_000)
     assert ((out.mean - mc.mean).abs() <= 5 * mc.mean_error).all()
     assert ((out.variance - mc.variance).abs() <= 5 * mc.variance_error).all()
-
-
-def test_what_is_shared_is_forgotten_where_it_does_not_hold() -> None:
-    x = share(Moments(torch.randn(2, 4, 3), 1.0), torch.ones(2, 4, 3))
-    aten = torch.ops.aten
-    relu = RULES.find(aten.relu.default, "fast")
-    assert direction_of(relu(x)) is None
-    turned = RULES.find(aten.transpose.int, "fast")
-    assert direction_of(turned(x, 1, 2)) is None
-    total = RULES.find(aten.sum.dim_IntList, "fast")
-    assert direction_of(total(x, [1])) is None
-    add = RULES.find(aten.add.Tensor, "fast")
-    assert direction_of(add(x, x)) is None
-    assert direction_of(add(x, torch.ones(4, 3))) is not None
-    assert direction_of(mp.Moments(torch.ones(2), 1.0)) is None
 
 
 def test_gradients_and_extremes_are_finite() -> None:

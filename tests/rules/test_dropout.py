@@ -1,9 +1,11 @@
 import pytest
 import torch
 
+from linear_part import PerSample, linear_part, noise_covariance
 from momentprop.moments import Moments
-from momentprop.rules.neighbours import neighbours_of
-from properties import AnyRule, Samples, Setting, X, check_gradients, gaussian_samples, local_of, setting
+from momentprop.rules.facts import neighbours_of
+from properties import AnyRule, Samples, check_gradients, gaussian_samples
+from rule_settings import Setting, X, setting
 
 aten = torch.ops.aten
 
@@ -31,20 +33,24 @@ SETTINGS = [
 ]
 
 
+def drawn(setting: Setting, values: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """The operator at values stacked in front: all of them are one batch."""
+    rows = values.reshape(-1, *values.shape[2:]) if values.dim() > 2 else values
+    return setting.op(rows.contiguous(), p, train).reshape(values.shape)
+
+
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 class TestDropout(AnyRule):
-    def test_agrees_with_sampling(self, setting: Setting) -> None:
+    def check_agrees_with_sampling(self, setting: Setting) -> None:
         """Masks are drawn by the operator, over samples stacked in front of the batch."""
         (x, p, train) = setting.arguments()
-        n = 100_000
-        values = gaussian_samples(x, n)
-        rows = values.reshape(-1, *x.shape[1:]) if x.mean.dim() > 1 else values
-        Samples(setting.op(rows, p, train).reshape(values.shape)).assert_agrees(setting.rule(x, p, train))
+        draws = drawn(setting, gaussian_samples(x, 100_000), p, train)
+        Samples(draws).assert_agrees(setting.rule(x, p, train))
 
-    def test_is_the_operator_where_variance_vanishes(self, setting: Setting) -> None:
+    def check_is_the_operator_where_variance_vanishes(self, setting: Setting) -> None:
         """The operator's own noise remains: one of two values, with probabilities p and 1 - p."""
         (x, p, train) = setting.arguments()
-        draws = torch.stack([setting.op(x.mean, p, train) for _ in range(5000)])
+        draws = drawn(setting, x.mean.expand(5000, *x.shape), p, train)
         low, high = draws.amin(0), draws.amax(0)
         for variance in (0.0, 1e-24):
             out = setting.rule(Moments(x.mean, variance), p, train)
@@ -52,7 +58,7 @@ class TestDropout(AnyRule):
             share = (out.mean - low) / (high - low)
             assert torch.minimum((share - p).abs(), (share - 1 + p).abs()).max() < 1e-9
 
-    def test_plain_tensors_run_the_operator(self, setting: Setting) -> None:
+    def check_plain_tensors_run_the_operator(self, setting: Setting) -> None:
         """Not here: on a plain tensor the noise begins."""
         (x, p, train) = setting.arguments()
         out = setting.rule(x.mean, p, train)
@@ -91,9 +97,10 @@ def test_elements_of_a_channel_share_their_mask(op, p):
             expected = covariance[3 * channel + i, 3 * channel + i + 1]
             torch.testing.assert_close(told[0, channel, i], expected, rtol=0.05, atol=0.02)
     rows = torch.eye(6, dtype=torch.float64).reshape(6, 1, 2, 3)
-    pushed = rule.local(out, x, p, True).spread(rows).flatten(1)
-    torch.testing.assert_close(pushed @ pushed.T, covariance, rtol=0.05, atol=0.02)
-    torch.testing.assert_close((pushed @ pushed.T).diagonal(), out.variance.flatten())
+    part = linear_part(rule, x, p, True)
+    [found] = noise_covariance(part.linearization.noise, rows, PerSample())
+    torch.testing.assert_close(found, covariance, rtol=0.05, atol=0.02)
+    torch.testing.assert_close(found.diagonal(), out.variance.flatten())
 
 
 def test_alpha_dropout_keeps_mean_0_and_variance_1():
@@ -106,4 +113,5 @@ def test_alpha_dropout_keeps_mean_0_and_variance_1():
 def test_dropouts_create_noise(op):
     assert setting(op).rule.role.creates_noise
     assert not setting(aten.relu.default).rule.role.creates_noise
-    assert local_of(setting(op, X(2, 3), 0.5, True), setting(op, X(2, 3), 0.5, True).arguments())
+    case = setting(op, X(2, 3), 0.5, True)
+    assert case.linear_part(case.arguments()).linearization.noise

@@ -7,9 +7,8 @@ import torch
 from momentprop import rules
 from momentprop.moments import Moments
 from momentprop.rules import families
-from momentprop.rules.local import Linear
-from momentprop.rules.registry import EXACT_IF_GAUSSIAN, RULES, Registry
-from properties import Setting
+from momentprop.rules.registry import EXACT_IF_GAUSSIAN, RULES, Registry, Role
+from rule_settings import Setting
 
 aten = torch.ops.aten
 HERE = Path(__file__).parent
@@ -24,18 +23,18 @@ def registry(monkeypatch):
 
 
 def settings_of_all_files() -> set[tuple]:
-    """Operators and tiers that stand in a setting of one of the test files beside this one."""
+    """Operators and variants of rules that stand in a setting of one of the test files beside this one."""
     tested = set()
     for path in HERE.glob("test_*.py"):
         for value in vars(importlib.import_module(path.stem)).values():
             for setting in value if isinstance(value, list) else [value]:
                 if isinstance(setting, Setting):
-                    tested.add((setting.op, setting.rule.fidelity))
+                    tested.add((setting.op, setting.rule.variant))
     return tested
 
 
 def test_every_rule_is_tested():
-    shipped = {(r.op, r.fidelity) for r in RULES if r.function.__module__.startswith("momentprop.rules.")}
+    shipped = {(r.op, r.variant) for r in RULES if r.function.__module__.startswith("momentprop.rules.")}
     missing = sorted(map(str, shipped - settings_of_all_files()))
     assert not missing, "add a setting for each to its file in tests/rules"
 
@@ -62,7 +61,7 @@ def test_one_random():
 
 def test_rearrangement_of_constants_and_random_values(registry):
     families.rearrangement(aten.cat.default)
-    found = registry.find(aten.cat.default, "any")
+    found = registry.find(aten.cat.default)
     out = found([Moments(torch.ones(1), 2.0), torch.full((1,), 3.0)])
     assert out.mean.tolist() == [1.0, 3.0]
     assert out.variance.tolist() == [2.0, 0.0]
@@ -71,12 +70,12 @@ def test_rearrangement_of_constants_and_random_values(registry):
 
 def registry_refusal(registry: Registry, op, name: str) -> str:
     families.rearrangement(op)
-    return registry.find(op, "any").refuses({}, frozenset({"self", name}))
+    return registry.find(op).refuses({}, frozenset({"self", name}))
 
 
 def test_linear_map_squares_the_weight_and_drops_the_bias(registry):
-    families.linear_map(aten.linear.default, local=lambda out, *_: Linear(lambda cotangent: [cotangent]))
-    found = registry.find(aten.linear.default, "any")
+    families.linear_map(aten.linear.default, pull=lambda *_: lambda cotangent: [cotangent])
+    found = registry.find(aten.linear.default)
     out = found(Moments(torch.ones(1, 2), 1.0), torch.tensor([[2.0, -3.0]]), torch.tensor([5.0]))
     assert out.mean.tolist() == [[4.0]]
     assert out.variance.tolist() == [[13.0]]
@@ -84,7 +83,7 @@ def test_linear_map_squares_the_weight_and_drops_the_bias(registry):
 
 def test_elementwise(registry):
     families.elementwise(aten.neg.default, lambda mean, variance: (-mean, variance), reference="here")
-    found = registry.find(aten.neg.default, "any")
+    found = registry.find(aten.neg.default)
     assert (found.exactness, found.reference) == (EXACT_IF_GAUSSIAN, "here")
     out = found(Moments(torch.ones(1), 2.0))
     assert (out.mean.item(), out.variance.item()) == (-1.0, 2.0)
@@ -92,8 +91,8 @@ def test_elementwise(registry):
 
 def test_shape_query_ignores_values(registry):
     families.shape_query(aten.zeros_like.default)
-    found = registry.find(aten.zeros_like.default, "any")
-    assert found.ignores_values
+    found = registry.find(aten.zeros_like.default)
+    assert found.role is Role.SHAPE
     assert torch.equal(found(Moments(torch.ones(2), 1.0)), torch.zeros(2))
 
 

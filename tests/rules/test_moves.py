@@ -1,5 +1,6 @@
 """The transposed maps that are spelled out, against those found by the elements' positions."""
 
+import inspect
 from typing import Any
 
 import pytest
@@ -10,14 +11,15 @@ from test_shape import SETTINGS as SHAPES
 from momentprop.moments import Moments
 from momentprop.rules import moves
 from momentprop.rules.families import by_position
-from properties import C, Setting, X, pulled_of, setting
+from rule_settings import C, Setting, X, setting
 
 aten = torch.ops.aten
 
 
-def spelled_out(setting: Setting) -> bool:
-    local = setting.rule.local
-    return local is not None and local.__module__ == moves.__name__
+def transposed_map(setting: Setting) -> Any:
+    """The function of moves.py that transposes a setting's operator, if there is one."""
+    function = inspect.getclosurevars(setting.rule.function).nonlocals.get("transposed")
+    return function if getattr(function, "__module__", "") == moves.__name__ else None
 
 
 # Beside those that the rules of shape.py are tested with: corners of the arguments' ranges.
@@ -80,18 +82,19 @@ def transposed(one: Setting, args: tuple[Any, ...], index: int, rows: torch.Tens
     cotangent: Any = rows
     if isinstance(out, (list, tuple)):
         cotangent = [rows if i == index else None for i in range(len(out))]
-    return by_position(one.op, 1)(out, *args, **one.kwargs).pull(cotangent)
+    return list(by_position(one.op, 1)(out, *args, **one.kwargs)(cotangent))
 
 
-CASES = SETTINGS + CAST + [s for s in SHAPES if spelled_out(s)]
+CASES = SETTINGS + CAST + [s for s in SHAPES if transposed_map(s)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_is_the_map_by_position(case: Setting) -> None:
     args = case.arguments()
-    for index, out in enumerate(case.propagate(args)):
+    part = case.linear_part(args)
+    for index, out in enumerate(part.outputs):
         rows = torch.randn(3, *out.shape, dtype=torch.float64)
-        mine, other = pulled_of(case, args, index, rows), transposed(case, args, index, rows)
+        mine, other = part.pulled(rows, index), transposed(case, args, index, rows)
         assert len(mine) == len(other) > 0
         for one, two in zip(mine, other, strict=True):
             assert one.shape == two.shape
@@ -104,7 +107,8 @@ def test_every_map_of_the_file_is_tested() -> None:
         for name, value in vars(moves).items()
         if callable(value) and value.__module__ == moves.__name__ and not name.startswith("_")
     }
-    assert public == {case.rule.local.__name__ for case in CASES if spelled_out(case)}
+    tested = {transposed_map(case) for case in CASES} - {None}
+    assert public == {function.__name__ for function in tested}
 
 
 @pytest.mark.parametrize(
@@ -112,18 +116,18 @@ def test_every_map_of_the_file_is_tested() -> None:
 )
 def test_parts_that_nothing_depends_on_count_as_zero(case: Setting) -> None:
     """Several parts at once, one of them missing: the sum of the parts alone."""
-    args = case.arguments()
-    outputs = case.rule(*args)
-    rows = [torch.randn(2, *o.shape, dtype=torch.float64) for o in outputs]
+    part = case.linear_part(case.arguments())
+    rows: list[Any] = [torch.randn(2, *o.shape, dtype=torch.float64) for o in part.outputs]
     rows[1] = None
-    (together,) = case.rule.local(outputs, *args).pull(rows)
-    alone = [pulled_of(case, args, i, r)[0] for i, r in enumerate(rows) if r is not None]
+    (together,) = part.pull(rows)
+    alone = [part.pulled(r, i)[0] for i, r in enumerate(rows) if r is not None]
     torch.testing.assert_close(together, sum(alone))
 
 
 def test_cast_goes_back_to_the_inputs_type() -> None:
     x = Moments(torch.randn(2, 3), 1.0)
     out = x.to(torch.float64)
-    (back,) = moves.cast(out, x, torch.float64).pull(torch.ones(4, 2, 3, dtype=torch.float64))
+    (back,) = moves.cast(out, x, torch.float64)(torch.ones(4, 2, 3, dtype=torch.float64))
     assert back.dtype == torch.float32
-    assert moves.cast(out, torch.ones(2, 3), x).pull(torch.ones(4, 2, 3)) == [None]  # only lends its type
+    part = setting(aten.type_as.default).rule.propagate(torch.ones(2, 3), x).linearize()
+    assert part.map.pull(torch.ones(4, 2, 3)) == [None]  # it only lends its type

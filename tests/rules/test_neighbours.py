@@ -17,14 +17,14 @@ from torch import Tensor, nn
 import momentprop as mp
 from momentprop.gaussian.normal import positive_probability
 from momentprop.moments import Moments
-from momentprop.rules.neighbours import attach, lattice, neighbours_of, scaled
+from momentprop.rules.facts import neighbours_of
 from momentprop.rules.registry import RULES
 
 aten = torch.ops.aten
 
 
 def rule(op: Any) -> Any:
-    return RULES.find(op, "fast")
+    return RULES.find(op)
 
 
 def moments(*shape: int) -> Moments:
@@ -276,37 +276,6 @@ class TestThroughOperators:
     def test_everything_else_forgets(self, forget: Callable[[Moments], Moments]) -> None:
         z, _ = self.convolved()
         assert neighbours_of(forget(z)) is None
-
-
-class TestParts:
-    def test_attach_and_ask(self) -> None:
-        x = moments(2)
-        assert neighbours_of(x) is None
-        assert neighbours_of(torch.ones(2)) is None
-
-        def told(*_: Any) -> None:
-            return None
-
-        assert neighbours_of(attach(x, told)) is told
-        assert neighbours_of(attach(x, None)) is None
-
-    def test_scaled_asks_for_the_gain_only_where_it_is_needed(self) -> None:
-        """Gains cost something: nothing is computed before pooling asks, nor where the answer is zero."""
-
-        def gain() -> Tensor:
-            raise AssertionError("computed")
-
-        assert scaled(moments(2), gain) is None
-        zero = scaled(attach(moments(2), lambda *_: None), gain)
-        assert zero([0], [1], [1], [1]) is None
-
-    def test_lattice(self) -> None:
-        x = torch.arange(24.0).reshape(1, 2, 3, 4)
-        assert torch.equal(lattice(x, [1, 0], [1, 2], [2, 2]), x[..., 1:3, 0:4:2])
-        assert torch.equal(lattice(x[0, 0, 0], [1, 3], [1, 1], [2, 1]), x[0, 0, 0, 3:4])
-        column = x[..., :1]
-        assert torch.equal(lattice(column, [0, 3], [2, 1], [2, 1]), column[..., 0:3:2, :])
-        assert lattice(torch.tensor(2.0), [0, 0], [1, 1], [1, 1]) == 2.0
 
 
 def test_pooling_in_a_network_sees_it() -> None:

@@ -1,9 +1,10 @@
 import pytest
 import torch
 
+from linear_part import linear_part
 from momentprop.moments import Moments
-from momentprop.rules.local import Elementwise, Linear
-from properties import DTYPES, Samples, Setting, X, gaussian_samples, local_of, setting
+from properties import DTYPES, Samples, gaussian_samples
+from rule_settings import Setting, X, setting
 
 aten = torch.ops.aten
 N = 100_000
@@ -53,7 +54,7 @@ def test_agrees_with_sampling(case):
     assert out.shape == draws.shape[1:]
     assert out.dtype == draws.dtype
     Samples(draws).assert_agrees(out)
-    torch.testing.assert_close(local_of(case, case.args).noise, out.variance)
+    torch.testing.assert_close(case.linear_part(case.args).noise, out.variance)
 
 
 @pytest.mark.parametrize("case", SOURCES, ids=lambda case: case.op.name())
@@ -83,11 +84,9 @@ def test_a_random_tensor_lends_its_shape_alone(op, args, dtype):
     assert out.dtype == dtype
     assert torch.equal(out.mean, reference.mean)
     assert torch.equal(out.variance, reference.variance)
-    local = rule.local(out, x, *args)
-    assert isinstance(local, Linear)
-    assert local.pull(torch.ones(1, 2, 3, dtype=dtype)) == [None]
-    assert torch.equal(local.noise, out.variance)
-    assert not local.push(torch.ones(4, 2, 3, dtype=dtype)).any()
+    part = linear_part(rule, x, *args)
+    assert part.pull(torch.ones(1, 2, 3, dtype=dtype)) == [None]
+    assert torch.equal(part.noise, out.variance)
 
 
 @pytest.mark.parametrize(
@@ -103,10 +102,9 @@ def test_noise_around_a_random_mean(op, args):
     values = gaussian_samples(x, N)
     wide = [a.expand(N, *a.shape).contiguous() if isinstance(a, torch.Tensor) else a for a in rest]
     Samples(op(values, *wide)).assert_agrees(out)
-    local = local_of(case, (x, *rest))
-    assert isinstance(local, Elementwise)
-    assert local.gain is None
-    torch.testing.assert_close(local.noise + x.variance, out.variance)
+    part = case.linear_part((x, *rest))
+    assert part.gain is None
+    torch.testing.assert_close(part.noise + x.variance, out.variance)
 
 
 def test_a_random_mean_may_be_broadcast():
@@ -114,10 +112,10 @@ def test_a_random_mean_may_be_broadcast():
     x, spread = Moments(torch.randn(1, 3), 0.5), torch.rand(4, 3)
     out = rule(x, spread)
     assert out.shape == (4, 3)
-    local = rule.local(out, x, spread)
+    part = linear_part(rule, x, spread)
     rows = torch.randn(2, 4, 3)
-    torch.testing.assert_close(local.pull(rows)[0], rows.sum(1, keepdim=True))
-    torch.testing.assert_close(local.noise, spread**2)
+    torch.testing.assert_close(part.pull(rows)[0], rows.sum(1, keepdim=True))
+    torch.testing.assert_close(part.noise, spread**2)
 
 
 def test_bernoulli_of_random_probabilities():
@@ -127,8 +125,7 @@ def test_bernoulli_of_random_probabilities():
     out = case.rule(p)
     draws = torch.bernoulli(gaussian_samples(p, N).clamp(0, 1))
     Samples(draws).assert_agrees(out)
-    local = case.rule.local(out, p)
-    torch.testing.assert_close(local.noise + p.variance, out.variance)
+    torch.testing.assert_close(case.linear_part((p,)).noise + p.variance, out.variance)
 
 
 def test_a_random_std_is_refused():

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from properties import C, LinearRule, X, normal, positive, reason_of, setting
+from properties import LinearRule
+from rule_settings import C, X, normal, positive, reason_of, setting
 
 aten = torch.ops.aten
 

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from momentprop.moments import Moments
-from properties import LinearRule, X, setting
+from properties import LinearRule
+from rule_settings import X, setting
 
 aten = torch.ops.aten
 

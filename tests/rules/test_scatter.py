@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from properties import C, LinearRule, X, setting
+from properties import LinearRule
+from rule_settings import C, X, setting
 
 aten = torch.ops.aten
 

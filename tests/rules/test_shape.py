@@ -1,9 +1,12 @@
 import pytest
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from momentprop.moments import Moments, is_moments
-from properties import C, LinearRule, Setting, X, normal, reason_of, setting
+from momentprop.rules.registry import Role
+from properties import LinearRule, SampledRule
+from rule_settings import C, Setting, X, normal, reason_of, setting
 
 aten = torch.ops.aten
 
@@ -46,9 +49,6 @@ SAME_ELEMENTS = [
     setting(aten.transpose.int, X(2, 3, 4), 0, -1),
     setting(aten.unflatten.int, X(2, 6), -1, [3, -1]),
     setting(aten.unsqueeze.default, X(2, 3), -1),
-    setting(aten.view.default, X(2, 3, 4), [-1, 4]),
-    setting(aten._unsafe_view.default, X(2, 3, 4), [6, 4]),
-    setting(aten.view_as.default, X(2, 6), C(3, 4)),
 ]
 
 REPEATED_ELEMENTS = [
@@ -101,6 +101,9 @@ SOME_ELEMENTS = [
     setting(aten.tril.default, X(2, 3, 3), -1),
     setting(aten.triu.default, X(3, 4), 1),
     setting(aten.unbind.int, X(2, 3), -1),
+]
+
+MASKED = [
     setting(aten.masked_fill.Scalar, X(3, 4), C(3, 4, make=mask), -2.5),
     setting(aten.where.self, C(3, 4, make=mask), X(3, 4), X(4)),
     setting(aten.where.self, C(3, 1, make=mask), X(3, 4), C(3, 4)),
@@ -151,7 +154,29 @@ COPIED = [
     setting(aten.copy.default, C(2, 3, make=normal), X(2, 3), True),
 ]
 
-SETTINGS = SAME_ELEMENTS + REPEATED_ELEMENTS + SOME_ELEMENTS + JOINED + PADDED + COPIED
+VIEWS = [
+    setting(aten.view.default, X(2, 3, 4), [-1, 4]),
+    setting(aten._unsafe_view.default, X(2, 3, 4), [6, 4]),
+    setting(aten.view_as.default, X(2, 6), C(3, 4)),
+]
+
+# Two functions of families.py make the rules of these: `reshape` and `rearrangement`.
+FAMILIES = SAME_ELEMENTS + REPEATED_ELEMENTS + SOME_ELEMENTS + JOINED
+# All properties are tested where these functions branch: lists that come in or go out, constants among
+# the values, several values, indices.
+REPRESENTATIVES = [
+    setting(aten.flatten.using_ints, X(2, 3, 4), -3, -2),
+    setting(aten.alias.default, X(2, 3)),
+    setting(aten.roll.default, X(2, 3), [1, -1], [0, 1]),
+    setting(aten.permute.default, X(2, 3, 4), [2, 0, -2]),
+    setting(aten.upsample_nearest2d.vec, X(1, 2, 3, 2), None, [2.0, 1.5]),
+    setting(aten.split.Tensor, X(2, 5), 3, -1),
+    setting(aten.index.Tensor, X(3, 4), [None, C(3, make=fixed_value(3, 3, -1))]),
+    setting(aten.cat.default, [X(2, 3), C(1, 3), X(2, 3)]),
+    setting(aten.diagonal_scatter.default, C(3, 4), X(3), 1),
+    setting(aten.slice_scatter.default, X(5, 2), X(2, 2), 0, 1, None, 2),
+]
+SETTINGS = FAMILIES + VIEWS + MASKED + PADDED + COPIED
 
 # What these return depends on the shapes and types of their arguments alone.
 QUERIES = [
@@ -174,16 +199,42 @@ QUERIES = [
 DETACHED = setting(aten.detach.default, X(2, 3))
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize("setting", REPRESENTATIVES + VIEWS + MASKED + PADDED + COPIED, ids=str)
 class TestShape(LinearRule):
     draws = 1  # values are only moved
+
+
+def variance_or_zero(value):
+    """The variance of a value, which is 0 for a constant; an index is no value."""
+    if is_moments(value):
+        return value.variance
+    is_value = isinstance(value, torch.Tensor) and value.dtype in (torch.float64, torch.bool)
+    return torch.zeros_like(value) if is_value else value
+
+
+def check_mean_and_variance_are_moved_alike(setting):
+    args = setting.arguments()
+    variances = pytree.tree_map(variance_or_zero, args, is_leaf=is_moments)
+    moved = zip(setting.propagate(args), setting.apply(args), setting.apply(variances), strict=True)
+    for out, mean, variance in moved:
+        assert torch.equal(out.mean, mean), "the operator is applied to the mean"
+        assert torch.equal(out.variance, variance), "the operator is applied to the variance"
+        assert out.variance.dtype == mean.dtype, "type of the output"
+
+
+@pytest.mark.parametrize("setting", FAMILIES, ids=str)
+def test_families(setting):
+    """The operator itself moves means and variances, so what holds for values of any kind holds here."""
+    check_mean_and_variance_are_moved_alike(setting)
+    SampledRule().test_linear_part(setting)
+    assert reason_of(setting) is None, "the rule accepts its arguments"
 
 
 @pytest.mark.parametrize("setting", QUERIES, ids=str)
 def test_shape_queries_are_deterministic(setting):
     args = setting.arguments(torch.float32)
     out, plain = setting.rule(*args, **setting.kwargs), setting.op(args[0].mean, *args[1:], **setting.kwargs)
-    assert setting.rule.ignores_values
+    assert setting.rule.role is Role.SHAPE
     assert reason_of(setting) is None
     if not isinstance(plain, torch.Tensor):
         assert out == plain

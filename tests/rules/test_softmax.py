@@ -7,19 +7,8 @@ from hypothesis import strategies as st
 from torch._ops import OpOverload
 
 from momentprop.moments import Moments
-from properties import (
-    DTYPES,
-    AnyRule,
-    ApproximateRule,
-    Samples,
-    Setting,
-    X,
-    check_bend,
-    check_gradients,
-    fixed,
-    gaussian_samples,
-    reason_of,
-)
+from properties import DTYPES, AnyRule, ApproximateRule, check_gradients, gaussian_samples
+from rule_settings import Setting, X, fixed, reason_of
 
 aten = torch.ops.aten
 TIERS = ["paper", "fast"]
@@ -47,10 +36,10 @@ SETTINGS = [
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 class TestSoftmax(AnyRule):
-    def test_is_the_operator_where_variance_vanishes(self, setting: Setting) -> None:
+    def check_is_the_operator_where_variance_vanishes(self, setting: Setting) -> None:
         """But for tier `paper`, whose probit is within a distance of the logistic function (see below)."""
         if setting.fidelity != "paper" or setting.op is LOGARITHMS:
-            super().test_is_the_operator_where_variance_vanishes(setting)
+            super().check_is_the_operator_where_variance_vanishes(setting)
 
     def test_gradients_are_right(self, setting: Setting) -> None:
         check_gradients(setting)
@@ -74,14 +63,14 @@ def logits(n_classes: int, spread: float, variance: float, rows: int) -> Moments
 
 
 @cache
-def sampled(n_classes: int, variance: float) -> list[tuple[Moments, dict[OpOverload, Samples]]]:
-    """Logits whose means spread by 1 and by 3, and what sampling gives for both operators."""
+def sampled(n_classes: int, variance: float) -> list[tuple[Moments, dict[OpOverload, Moments]]]:
+    """Logits whose means spread by 1 and by 3, and what sampling, in float32, gives for both operators."""
     torch.manual_seed(0)
     cases = []
     for spread in (1.0, 3.0):
         x = logits(n_classes, spread, variance, rows=min(400 // n_classes, 20))
-        z = gaussian_samples(x, 20_000)
-        cases.append((x, {op: Samples(op(z, -1)).forget_values() for op in OPS}))
+        z = gaussian_samples(x, 20_000).float()
+        cases.append((x, {op: Moments(*torch.var_mean(op(z, -1), 0)[::-1]) for op in OPS}))
     return cases
 
 
@@ -91,7 +80,7 @@ def worst_errors(op: OpOverload, tier: str, n_classes: int, variance: float) -> 
     for x, samples in sampled(n_classes, variance):
         out, true = rule(op, tier)(x, -1), samples[op]
         worst_mean = max(worst_mean, (out.mean - true.mean).abs().max().item())
-        worst_std = max(worst_std, (out.std - true.variance.sqrt()).abs().max().item())
+        worst_std = max(worst_std, (out.std - true.std).abs().max().item())
     return worst_mean, worst_std
 
 
@@ -181,7 +170,7 @@ def test_paper_tier_is_near_softmax_without_variance(n_classes, measured):
     """Total variation between the probit approximation and softmax, for means that spread by 0 to 10."""
     worst = 0.0
     for spread in (0.0, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0):
-        mean = torch.randn(200, n_classes, dtype=torch.float64) * spread
+        mean = torch.randn(min(200, 5000 // n_classes), n_classes, dtype=torch.float64) * spread
         out = rule(PROBABILITIES, "paper")(Moments(mean, 0.0), -1)
         distance = (out.mean - mean.softmax(-1)).abs().sum(-1) / 2
         worst = max(worst, distance.max().item())
@@ -268,8 +257,3 @@ class TestLogSumExp(ApproximateRule):
 
 def test_log_sum_over_several_dimensions_is_refused():
     assert "several" in reason_of(Setting(aten.logsumexp.default, (X(2, 3), [0, 1])))
-
-
-@pytest.mark.parametrize("args", [(X(3, 4), 1), (X(4, 2), 0)], ids=str)
-def test_second_derivative(args):
-    check_bend(Setting(PROBABILITIES, args, fidelity="fast"))

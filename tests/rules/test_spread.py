@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from properties import ApproximateRule, X, setting
+from properties import ApproximateRule
+from rule_settings import X, setting
 
 aten = torch.ops.aten
 
