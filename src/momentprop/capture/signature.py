@@ -112,7 +112,7 @@ class Signature:
             shape = [batch if self.batched[i] and d == 0 else int(n) for d, n in enumerate(example.shape)]
             rows = self.integers[i] if self.integers else None
             if rows is not None and self.batched[i]:
-                rows = rows[torch.arange(batch) % len(rows)]
+                rows = rows[torch.arange(batch, device=rows.device) % len(rows)]
             found.append((make(shape) if rows is None else rows).to(device, example.dtype))
             if uncertain[i]:
                 found.append(make(shape).abs().to(device, example.dtype))
@@ -197,8 +197,8 @@ class Signature:
 
 
 def _normal_numbers() -> Make:
-    generator = torch.Generator().manual_seed(0)
-    return lambda shape: torch.randn(*shape, generator=generator)
+    generator = torch.Generator("cpu").manual_seed(0)
+    return lambda shape: torch.randn(*shape, generator=generator, device="cpu")
 
 
 _VALUES = (Tensor, bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)
