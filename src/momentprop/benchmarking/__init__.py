@@ -1,1 +1,1 @@
-"""What a network with uncertainty costs: latency, throughput, memory and multiply-adds, per runtime."""
+"""Measures what a network with uncertainty costs: latency, throughput, memory, multiply-adds, per runtime."""

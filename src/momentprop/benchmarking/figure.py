@@ -9,7 +9,7 @@ from momentprop.benchmarking.rows import Result
 
 
 def draw(result: Result, path: str | os.PathLike[str]) -> None:
-    """One panel per runtime and number of threads; bars of the median, ticks of the multiply-add limit."""
+    """Draw a panel per runtime and number of threads; bars of the median, ticks of the multiply-add limit."""
     from momentprop.plots import COLORS
 
     try:

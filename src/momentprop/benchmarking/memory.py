@@ -79,7 +79,7 @@ def _work(
 
 
 def _added(function: Callable[[], object]) -> int:
-    """Bytes above what the process held before."""
+    """Return the bytes above what the process held before."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     _RESET.write_text("5")  # the peak begins anew

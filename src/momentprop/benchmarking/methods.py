@@ -1,4 +1,4 @@
-"""What is compared: the plain network, MC dropout, the tiers, a saved network."""
+"""Lists what is compared: the plain network, MC dropout, the tiers, a saved network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIERS = tuple(tier.name for tier in tiers.ALL)
 
 @dataclass(frozen=True)
 class Method:
-    """`kind` is plain, mc, saved or a tier."""
+    """Names a method to measure: `kind` is plain, mc, saved or a tier."""
 
     kind: str
     samples: int = 0
@@ -25,7 +25,7 @@ class Method:
 
     @property
     def slug(self) -> str:
-        """For the names of files."""
+        """Return the name in a form for the names of files."""
         return re.sub(r"\W+", "-", self.name)
 
 

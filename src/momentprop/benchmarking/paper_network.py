@@ -35,7 +35,7 @@ def network(n_classes: int) -> nn.Sequential:
 
 
 def initialize(model: nn.Module) -> None:
-    """Weights as Keras, which the authors used, draws them: Glorot & Bengio's uniform, biases zero."""
+    """Draw weights as Keras, which the authors used, does: Glorot & Bengio's uniform, biases zero."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -77,7 +77,7 @@ def for_training(model: nn.Sequential) -> nn.Sequential:
 
 
 def normalize(images: Tensor) -> Tensor:
-    """Bytes to -1..1, as the authors do."""
+    """Map bytes to -1..1, as the authors do."""
     return images.to(torch.float32).div_(255).sub_(0.5).mul_(2)
 
 

@@ -23,7 +23,7 @@ Program = Callable[[Sequence[Tensor]], Sequence[Any]]
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how programs run."""
+    """Says where and how programs run."""
 
     threads: int
     folder: Path  # of the files of programs: each is made once
@@ -32,12 +32,12 @@ class Setting:
 
 
 def exported(module: nn.Module, inputs: Sequence[Tensor], dynamic: Sequence[Any]) -> ExportedProgram:
-    """`dynamic`: for every input a dictionary of its free dimensions, or None."""
+    """Export a module; `dynamic` holds for every input a dictionary of its free dimensions, or None."""
     return export_flat(Positional(module).eval(), inputs, dynamic)
 
 
 def packaged(module: nn.Module, inputs: Sequence[Tensor], dynamic: Sequence[Any], path: Path) -> Program:
-    """Machine code by AOTInductor, in a file that is made unless it is there."""
+    """Make a program of AOTInductor's machine code, in a file that is made unless it is there."""
     if not path.exists():
         with quiet(), torch.no_grad():
             program = exported(module, inputs, dynamic)
@@ -54,7 +54,7 @@ def packaged(module: nn.Module, inputs: Sequence[Tensor], dynamic: Sequence[Any]
 def in_onnx(
     module: nn.Module, inputs: Sequence[Tensor], dynamic: Sequence[Any], path: Path, setting: Setting
 ) -> Program:
-    """ONNX Runtime on a file that is made unless it is there."""
+    """Make a program of ONNX Runtime, on a file that is made unless it is there."""
     check_onnx()
     if not path.exists():
         with quiet(), silent_exporter(), torch.no_grad():
@@ -67,7 +67,7 @@ def in_onnx(
 
 
 def session(path: Path, setting: Setting) -> Program:
-    """A file in ONNX Runtime."""
+    """Open a file in ONNX Runtime."""
     opened = open_session(path, setting.threads, setting.arena)
     names = [value.name for value in opened.get_inputs()]
 

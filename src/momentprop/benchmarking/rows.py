@@ -1,4 +1,4 @@
-"""What was measured: rows, and all that is needed to read them again."""
+"""Holds what was measured: rows, and all that is needed to read them again."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Row:
 
 @dataclass
 class Result:
-    """A run."""
+    """Holds the rows of a run, and how it was made."""
 
     model: str
     inputs: list[str]
@@ -88,7 +88,7 @@ class Result:
 
 
 def machine() -> dict[str, Any]:
-    """What times depend on."""
+    """Return what times depend on: processor, cores, system and versions."""
     found: dict[str, Any] = {
         "processor": _processor(),
         "cores": os.cpu_count(),

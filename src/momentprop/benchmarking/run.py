@@ -31,7 +31,7 @@ _MEMORY = {"eager": 8.0, "compiled": 30.0, "aot": 8.0, "onnx": 8.0}
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure."""
+    """Says what to measure."""
 
     methods: tuple[Method, ...]
     batches: tuple[int, ...] = (1, 8, 32, 256)
@@ -94,7 +94,7 @@ def run(build: Callable[[], Subject], plan: Plan, progress: Progress, result: Re
 
 
 def start(subject: Subject, plan: Plan) -> Result:
-    """A result without rows."""
+    """Make a result without rows."""
     settings = {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(plan).items()}
     settings["methods"] = [method.name for method in plan.methods]
     return Result(subject.name, subject.shapes, settings)
@@ -183,6 +183,6 @@ def _bound(call: Call, x: tuple[Tensor, ...]) -> Callable[[], object]:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what it says."""
+    """Return the first line of what an error says."""
     lines: Sequence[str] = [line for line in str(error).splitlines() if line.strip()]
     return lines[0].strip() if lines else type(error).__name__

@@ -28,7 +28,7 @@ Call = Callable[[tuple[Tensor, ...]], object]
 
 
 def prepare(subject: Subject, method: Method, runtime: str, setting: Setting) -> Call:
-    """inputs -> outputs, as a user of that runtime would have them. Raises where that is not possible.
+    """Make a function inputs -> outputs, as a user of that runtime would; raise where that is impossible.
 
     The plain network in the same runtime has its free batch, its threads and its precision.
     """
@@ -75,7 +75,7 @@ def _in_torch(subject: Subject, method: Method, compiled: bool, setting: Setting
 
 
 def _converted(subject: Subject, method: Method, runtime: str, setting: Setting) -> Call:
-    """Files as `compile_package` and `export_onnx` write them."""
+    """Make the call that runs a network from a file of `compile_package` or `export_onnx`."""
     path = setting.folder / f"{method.slug}-{setting.threads}.{'pt2' if runtime == 'aot' else 'onnx'}"
     is_saved = method.kind == SAVED
     if runtime == "onnx":

@@ -24,7 +24,7 @@ _COUNT = 3  # samples of the example
 
 
 class _Prefix(nn.Module):
-    """What no dropout reaches and inputs do."""
+    """Computes the part that depends on the inputs and that no dropout reaches."""
 
     def __init__(self, sampler: Sampler, state: Sequence[Tensor], varying: Sequence[int]) -> None:
         super().__init__()
@@ -39,9 +39,10 @@ class _Prefix(nn.Module):
 
 
 class _Suffix(nn.Module):
-    """The rest, for many samples as one batch: weights are inside, not among the inputs.
+    """Computes the part behind `_Prefix` for many samples as one batch.
 
-    Samples are rows of a larger batch. (`torch.vmap`, which `monte_carlo` uses, does not keep sizes free.)
+    Weights are inside, not among the inputs. Samples are rows of a larger batch. (`torch.vmap`, which
+    `monte_carlo` uses, does not keep sizes free.)
     """
 
     def __init__(self, sampler: Sampler, given: Sequence[Any], varying: Sequence[int]) -> None:
@@ -128,7 +129,7 @@ def _is_size(node: fx.Node) -> bool:
 
 
 def _rows(node: fx.Node) -> int:
-    """How many times the batch a size is."""
+    """Return how many times the batch size fits into a size."""
     size = node.meta["val"].node.expr
     [symbol] = size.free_symbols
     if not (size / symbol).is_Integer:
@@ -137,5 +138,5 @@ def _rows(node: fx.Node) -> int:
 
 
 def _is_batch(value: Tensor) -> bool:
-    """Whether the first size is free, and no other."""
+    """Say whether the first size is free, and no other."""
     return [isinstance(n, torch.SymInt) for n in value.shape] == [True] + [False] * (value.ndim - 1)

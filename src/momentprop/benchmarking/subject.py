@@ -56,7 +56,7 @@ class Subject:
         return self.converted(tiers.PAPER.name)
 
     def frozen(self, tier: str) -> FrozenNetwork:
-        """As for inference: what depends on weights alone is computed once."""
+        """Return the network frozen for inference: what depends on weights alone is computed once."""
         if tier not in self._frozen:
             self._frozen[tier] = self.converted(tier).freeze()
         return self._frozen[tier]
@@ -72,7 +72,7 @@ def paper_cnn(n_outputs: int = 10) -> nn.Sequential:
 
 
 def paper_regression() -> nn.Sequential:
-    """The same with one output, as for regression: `momentprop bench` can name it."""
+    """The paper's network with one output, as for regression: `momentprop bench` can name it."""
     return paper_cnn(1)
 
 

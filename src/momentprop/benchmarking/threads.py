@@ -1,4 +1,4 @@
-"""How many threads torch computes with, for a while."""
+"""Temporarily sets torch's number of threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def torch_threads(n: int) -> Iterator[None]:
-    """Inside, torch has n threads; afterwards, as many as before."""
+    """Set torch's number of threads to n inside the block; afterwards it is as before."""
     before = torch.get_num_threads()
     torch.set_num_threads(n)
     try:

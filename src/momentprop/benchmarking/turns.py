@@ -1,4 +1,4 @@
-"""Timing several functions side by side, so that a busy machine hits all of them alike."""
+"""Times several functions side by side, so that a busy machine hits all of them alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WARM_UP = 3  # calls, or one if that takes longer than a second
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of single calls."""
+    """Holds the seconds of single calls."""
 
     seconds: tuple[float, ...]
 

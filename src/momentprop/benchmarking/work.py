@@ -15,7 +15,7 @@ _BATCH = 2
 
 
 def multiply_adds(function: Callable[[], object]) -> int:
-    """Of matrix products, convolutions and attention while the function runs.
+    """Count multiply-adds of matrix products, convolutions and attention while the function runs.
 
     >>> a = torch.ones(2, 3)
     >>> multiply_adds(lambda: a @ a.T)

@@ -31,7 +31,7 @@ _SEEDS = 4  # runs of a model that draws random numbers in eval mode, until its 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model returned, flat."""
+    """Holds what a model returned, flat."""
 
     leaves: list[Any]
     spec: pytree.TreeSpec
@@ -39,7 +39,7 @@ class Outputs:
     random: bool = False  # other values every time: dropout that no training flag switches off
 
     def agrees(self, leaves: Sequence[Any], spec: pytree.TreeSpec) -> bool:
-        """Whether others have the same structure, shapes and, unless they are random, values."""
+        """Say whether others have the same structure, shapes and, unless they are random, values."""
         same = spec == self.spec and len(leaves) == len(self.leaves)
         return same and all(map(self._alike, self.leaves, leaves))
 
@@ -47,7 +47,7 @@ class Outputs:
         return dataclasses.replace(self, random=True).agrees(leaves, spec)
 
     def found_in(self, leaves: Sequence[Any]) -> list[int] | None:
-        """Where each of these outputs stands among others; None if one is missing."""
+        """Find where each of these outputs stands among others; None if one is missing."""
         found: list[int] = []
         for mine in self.leaves:
             places = [i for i in range(len(leaves)) if i not in found and self._alike(mine, leaves[i])]
@@ -67,7 +67,7 @@ class Outputs:
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    """Equal, but for rounding in the order of half the digits: operators may be fused, or sums reordered."""
+    """Say whether values are equal up to half their digits: operators may be fused, or sums reordered."""
     if not a.is_floating_point():
         return torch.equal(a, b)
     finite = a.isfinite() & b.isfinite()
@@ -94,7 +94,7 @@ def evaluated(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def differing(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reference: Outputs
 ) -> dict[type, int]:
-    """Classes that, they alone in training mode and dropout idle, make the outputs others than the reference.
+    """Find classes that change the outputs when they alone are in training mode, with dropout idle.
 
     With each, how many dropouts it calls itself. Where only values differ and random numbers are drawn, it is
     noise that does not average to what eval mode computes: such classes stay as they are.
@@ -121,7 +121,7 @@ def _is(kind: type, module: nn.Module) -> bool:
 
 
 class _IdleDropout(TorchFunctionMode):
-    """Functional dropout passes its input on; counts those that would have dropped."""
+    """Makes functional dropout pass its input on, and counts the calls that would have dropped."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which modules are in training mode while a model is traced: those that may drop, and no others."""
+"""Puts in training mode, while a model is traced, the modules that may drop and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fused attention spelled out: softmax(q k^T * scale + mask), dropout of the weights, times v.
+"""Spells out fused attention: softmax(q k^T * scale + mask), dropout of the weights, times v.
 
 Each part has a rule of its own. So the fused operator gives the same moments as attention written out in the
 model, and its dropout is a dropout like any other, to the rules and to Monte Carlo.
@@ -21,7 +21,7 @@ ATTENTION = aten.scaled_dot_product_attention.default
 
 
 def drops_weights(node: fx.Node) -> bool:
-    """Whether it is a fused attention with dropout."""
+    """Say whether the node is a fused attention with dropout."""
     return node.target is ATTENTION and bind(ATTENTION, node.args, node.kwargs)["dropout_p"] > 0
 
 

@@ -1,4 +1,4 @@
-"""Who draws from the generators of Python and numpy, which all threads share.
+"""Finds who draws from the generators of Python and numpy, which all threads share.
 
 Their states tell that somebody drew. Whether it was this thread is found by watching its calls: those of
 Python's generator one by one; of numpy's, whose calls are not seen, the functions that name it.

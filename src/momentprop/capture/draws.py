@@ -22,7 +22,7 @@ Generate = Callable[[int, list[int], torch.dtype, torch.Generator], Tensor]
 
 @dataclass(frozen=True)
 class Draw:
-    """How one operator is sampled."""
+    """Says how one operator is sampled."""
 
     generate: Generate
     apply: Callable[..., Tensor]  # (drawn, *arguments of the operator)
@@ -51,17 +51,17 @@ def _uniform(count: int, shape: list[int], dtype: torch.dtype, generator: torch.
 
 
 def _is_one(bits: Tensor, probability: float) -> Tensor:
-    """True with this probability, to 2^-32."""
+    """Return True with this probability, to 2^-32."""
     return bits < min(round(probability * 2**32) - 2**31, 2**31 - 1)
 
 
 def drop(bits: Tensor, x: Tensor, drop_probability: float, train: bool = True) -> Tensor:
-    """Inverted dropout with the mask given by uniform 32-bit integers."""
+    """Apply inverted dropout with the mask given by uniform 32-bit integers."""
     return torch.where(_is_one(bits, 1 - drop_probability), x * (1 / (1 - drop_probability)), 0.0)
 
 
 def alpha_drop(bits: Tensor, x: Tensor, drop_probability: float, train: bool = True) -> Tensor:
-    """As the operator: the kept value, or the limit of SELU, to mean 0 and variance 1 again."""
+    """Keep a value or put SELU's limit, as the operator does, and scale to mean 0 and variance 1 again."""
     p, limit = drop_probability, -1.7580993408473766
     scale = ((limit**2 * p + 1) * (1 - p)) ** -0.5
     return torch.where(_is_one(bits, 1 - p), x, limit) * scale - limit * scale * p

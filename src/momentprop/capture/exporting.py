@@ -70,7 +70,10 @@ def export(
 
 
 def _take_masks_as_given(model: nn.Module) -> None:
-    """torch.nn's transformers look whether a mask is causal, a branch on values; the mask itself will do."""
+    """Keep torch.nn's transformers from a branch on whether a mask is causal, which cannot be traced.
+
+    Such a mask is treated as a general mask instead.
+    """
     for module in model.modules():
         for kind, name in _ASKS_FOR_MASKS:
             if isinstance(module, kind):
@@ -81,7 +84,7 @@ _ASKS_FOR_MASKS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder,
 
 
 def _with_default(name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
-    """The call, with False for the argument where it is None or not given."""
+    """Return the call, with False for the argument where it is None or not given."""
     bound = inspect.signature(module.forward).bind_partial(*args, **kwargs)
     if name in bound.signature.parameters and bound.arguments.get(name) is None:
         bound.arguments[name] = False
@@ -89,7 +92,7 @@ def _with_default(name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
 
 
 def _explain(model: nn.Module, error: Exception) -> str:
-    """What torch.export said, and the place in the user's code it happened at."""
+    """Say what torch.export said, and the place in the user's code it happened at."""
     frames = [
         f"\n  File {frame.filename!r}, line {frame.lineno}: {frame.line}"
         for frame in traceback.extract_tb(error.__traceback__)

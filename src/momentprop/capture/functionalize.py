@@ -1,4 +1,4 @@
-"""In-place operators of a traced graph -> their functional forms, aliasing respected.
+"""Turns in-place operators of a traced graph into their functional forms, respecting aliases.
 
 A raw export graph reads the result of `x.add_(1)` through the operator's own output, but also through
 `x` itself and through every view of the storage of `x`. Here each in-place operator becomes the
@@ -74,7 +74,7 @@ class _Functionalizer:
             self.seen[node] = self.writes.get(self.owner(node), 0)
 
     def mutate(self, node: fx.Node, target: fx.Node) -> None:
-        """The node changes `target`: make it the functional operator, and what it returns the new value."""
+        """Make the node, which changes `target`, the functional operator, and its result the new value."""
         if _changes_shape_only(node):
             node.target = _functional(node)
             self.viewed[node] = target
@@ -280,7 +280,7 @@ def _bounded(arguments: tuple[Any, ...], sliced: fx.Node) -> tuple[Any, ...]:
 
 
 def _scatter_by_index(graph: fx.Graph, view: fx.Node, old: fx.Node, new: fx.Node) -> fx.Node:
-    """For any view: the positions of its elements are the same view of 0, 1, 2, ..."""
+    """Write through any view: the positions of its elements are the same view of 0, 1, 2, ..."""
     ones = emit(graph, aten.ones_like.default, (old,), view, {"dtype": torch.int64})
     count = emit(graph, aten.cumsum.default, (emit(graph, aten.reshape.default, (ones, [-1]), view), 0), view)
     numbers = emit(

@@ -22,7 +22,7 @@ _SEED = 0
 def run(
     graph: fx.Graph, root: nn.Module, inputs: Sequence[Sequence[Any]], centred: bool = True
 ) -> Iterator[tuple[fx.Node, list[Any]]]:
-    """Every node with its values, one for each of several lists of inputs that run side by side.
+    """Yield every node with its values, one for each of several lists of inputs that run side by side.
 
     A value is freed after its last use, so that few are held at once. The output comes last, as lists.
     Unless `centred`, noise is not its mean but some other number, the same every time: means may be 0, or
@@ -50,13 +50,13 @@ def run(
 
 
 def outputs_of(graph: fx.Graph, root: nn.Module, inputs: Sequence[Any]) -> list[Any]:
-    """The outputs alone."""
+    """Return the outputs of the graph alone."""
     (found,) = [values[0] for node, values in run(graph, root, [inputs]) if node.op == "output"]
     return list(found)
 
 
 def hides_noise(graph: fx.Graph) -> bool:
-    """Whether random numbers are drawn within a block (autocast, cond), out of reach of this module."""
+    """Say whether random numbers are drawn within a block (autocast, cond), out of reach of this module."""
     blocks = [getattr(graph.owning_module, str(node.target)) for node in graph.find_nodes(op="get_attr")]
     inner = [block.graph for block in blocks if isinstance(block, fx.GraphModule)]
     return any(draws(node.target) for g in inner for node in g.nodes) or any(map(hides_noise, inner))
@@ -88,7 +88,7 @@ def _idle(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], centred: bool)
 
 
 def _drawn(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The operator itself, with the same numbers every time."""
+    """Run the operator itself, with the same numbers every time."""
     with OwnNumbers(_SEED):
         drawn: Tensor = op(*args, **kwargs)
         return drawn

@@ -71,7 +71,7 @@ def _outcome(run: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 class _SingleNumbers(TorchFunctionMode):
-    """Comparisons of torch.rand([]) and torch.rand(1) are decided in Python."""
+    """Decides comparisons of torch.rand([]) and torch.rand(1) in Python."""
 
     def __init__(self, refuse: Callable[[float], None]) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class _Number(float):
 
 
 def _is_below(bound: float, refuse: Callable[[float], None]) -> bool:
-    """Whether a number between 0 and 1 is."""
+    """Say whether a random number between 0 and 1 is below the bound; refuse bounds between these."""
     if 0 < bound < 1:
         refuse(bound)
     return bound >= 1
@@ -136,7 +136,7 @@ def _rates(model: nn.Module) -> dict[str, float]:
 
 
 def _own_place() -> Place | None:
-    """The innermost line of the user's that is being run."""
+    """Return the innermost line of the user's code that is being run."""
     own = [
         f for f in traceback.extract_stack() if not f.filename.startswith(_TORCH) and f.filename != __file__
     ]

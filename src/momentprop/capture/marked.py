@@ -52,7 +52,7 @@ def _marked(select: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
 
 
 def _is_whole(node: fx.Node) -> bool:
-    """x[:]"""
+    """Say whether a node is the whole slice x[:]."""
     return node.target is aten.slice.Tensor and tuple(node.args[2:]) in ((), (0,), (0, 2**63 - 1))
 
 

@@ -1,4 +1,4 @@
-"""The many ways to write random numbers -> a small vocabulary, so that few rules cover them.
+"""Reduces the many ways to write random numbers to a small vocabulary, so that few rules cover them.
 
 What is left for noise in a traced graph: dropouts, `bernoulli.p(like, p)` with `like` a plain tensor of the
 shape, `bernoulli.default` of probabilities that vary, normal and uniform numbers, and layers with a drop
@@ -75,14 +75,14 @@ def _bernoulli(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
 
 
 def _probability(node: fx.Node) -> float | None:
-    """Of a Bernoulli operator, where it is one number."""
+    """Return the probability of a Bernoulli operator, where it is one number."""
     if node.target is aten.bernoulli.p:
         return node.args[1] if len(node.args) > 1 else 0.5  # type: ignore[return-value]
     return constant(node.args[-1])
 
 
 def _of_tensor(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """tensor.bernoulli_(probabilities)"""
+    """Rewrite tensor.bernoulli_(probabilities)."""
     like, probabilities = node.args[:2]
     wide = emit(graph, aten.expand_as.default, (probabilities, like), node)
     return emit(graph, aten.bernoulli.default, (wide,), node)
@@ -107,7 +107,7 @@ def _uniform_chance(node: fx.Node) -> tuple[fx.Node | None, float | None]:
 
 
 def _is_uniform(node: Any) -> bool:
-    """Numbers drawn from [0, 1) and used once."""
+    """Say whether a node draws numbers from [0, 1) that are used once."""
     if not isinstance(node, fx.Node) or len(node.users) != 1:
         return False
     if node.target is aten.uniform.default:
@@ -116,7 +116,7 @@ def _is_uniform(node: Any) -> bool:
 
 
 def _blank(graph: fx.Graph, like: fx.Node, dtype: torch.dtype) -> fx.Node:
-    """Zeros of the same shape: what lends a noise its shape must not be random, nor uninitialised memory."""
+    """Make zeros of the same shape: what lends a noise its shape must not be random or uninitialised."""
     device = like.meta["val"].device
     options: Any = {"dtype": dtype, "device": device}
     if like.target in (aten.rand.default, aten.empty.memory_format):
@@ -132,7 +132,7 @@ def _blank(graph: fx.Graph, like: fx.Node, dtype: torch.dtype) -> fx.Node:
 
 
 def _spell_out_mask(graph: fx.Graph, mask: fx.Node, variable: fx.Node) -> None:
-    """Everything done with a mask of booleans (or integers) is done with its Bernoulli variable."""
+    """Do with the Bernoulli variable everything that is done with its mask of booleans (or integers)."""
     pending = [(mask, variable)]
     while pending:
         mask, variable = pending.pop()
@@ -149,7 +149,7 @@ def _spell_out_mask(graph: fx.Graph, mask: fx.Node, variable: fx.Node) -> None:
 
 
 def _with_variable(graph: fx.Graph, user: fx.Node, mask: fx.Node, variable: fx.Node) -> fx.Node | None:
-    """What `user` makes of the mask, as arithmetic of its variable; None if there is no such form."""
+    """Write what `user` makes of the mask as arithmetic of its variable; None if there is no such form."""
     op, args = user.target, user.args
     value = user.meta.get("val")
     if not isinstance(value, Tensor):

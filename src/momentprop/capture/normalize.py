@@ -1,4 +1,4 @@
-"""An exported program -> one functional graph in the vocabulary that rules are written for."""
+"""Turns an exported program into one functional graph in the vocabulary that rules are written for."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def drop_unused_state(graph: fx.Graph, targets: dict[str, str]) -> tuple[str, ..
 
 
 def inline_regions(graph: fx.Graph) -> None:
-    """What the tracer wraps for no_grad, enable_grad or a disabled autocast becomes plain nodes."""
+    """Inline as plain nodes what the tracer wraps for no_grad, enable_grad or a disabled autocast."""
     for node in list(graph.nodes):
         if node.target is higher_order.wrap_with_set_grad_enabled:
             region, inputs = node.args[1], node.args[2:]
@@ -93,7 +93,7 @@ def inline_regions(graph: fx.Graph) -> None:
 
 
 def _spell_out(node: fx.Node) -> None:
-    """Arguments the schema allows by position are passed so: rules need to look in one place only."""
+    """Pass by position all arguments that the schema allows so: rules need to look in one place only."""
     if not isinstance(node.target, OpOverload):
         return
     if node.target in VIEWS:

@@ -25,7 +25,7 @@ class _Here(logging.Filter):
         self.start, self.thread = start, cast("int | None", threading.get_ident())
 
     def match(self, text: str) -> bool:
-        """What `warnings` asks the regular expression that otherwise stands in a filter."""
+        """Answer what `warnings` asks the regular expression that otherwise stands in a filter."""
         return self.thread == threading.get_ident() and text.startswith(self.start)
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -11,7 +11,7 @@ from momentprop.graph.private import OpOverload
 
 
 class OwnNumbers(TorchDispatchMode):
-    """Operators draw from generators made for this, the same numbers every time.
+    """Makes operators draw from generators of its own, the same numbers every time.
 
     The few that take no generator draw from the shared one, which is put back after each of them.
     """
@@ -20,7 +20,7 @@ class OwnNumbers(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Else torch.compile, which torch.cond calls, notes that this function is to be skipped, for good."""
+        """Keep torch.compile, which torch.cond calls, from noting for good that this function is skipped."""
         return True
 
     def __init__(self, seed: int) -> None:
@@ -72,5 +72,5 @@ def _with_generator(op: OpOverload) -> OpOverload | None:
 
 
 def _named(op: OpOverload) -> list[str]:
-    """Its arguments; generators last, where calls do not name them by position."""
+    """Name the operator's arguments; generators are last, where calls do not name them by position."""
     return sorted((a.name for a in op._schema.arguments), key=lambda name: name == "generator")

@@ -1,4 +1,4 @@
-"""A copy of a model's modules that holds the same tensors: what is done to it is not done to the model."""
+"""Copies a model's modules but not their tensors: what is done to the copy is not done to the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs and outputs of any structure <-> flat lists, with clear errors when a call does not fit."""
+"""Flattens inputs and outputs of any structure and back, with clear errors when a call does not fit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Make = Callable[[Sequence[int]], Tensor]  # shape -> floating-point numbers
 
 
 def split_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A tensor, a tuple of positional inputs, or (args, kwargs) -> (args, kwargs)."""
+    """Turn a tensor, a tuple of positional inputs, or (args, kwargs) into (args, kwargs)."""
     if isinstance(example_inputs, (Tensor, Moments)):
         return (example_inputs,), {}
     if not isinstance(example_inputs, (tuple, list)):
@@ -45,7 +45,7 @@ def _integers(value: Any) -> Tensor | None:
 
 @dataclass(frozen=True, eq=False)
 class Signature:
-    """How a traced model is called: the structure of its inputs, and an example of each."""
+    """Says how a traced model is called: the structure of its inputs, and an example of each."""
 
     n_args: int
     kwarg_names: tuple[str, ...]

@@ -57,7 +57,7 @@ class Trace:
 
     @property
     def heads(self) -> dict[int, tuple[str, int | None]]:
-        """Which outputs are a softmax, log-softmax or sigmoid, and of which dimension."""
+        """Say which outputs are a softmax, log-softmax or sigmoid, and of which dimension."""
         outputs: Any = next(reversed(self.graph.nodes)).args[0]
         nodes: dict[int, Any] = {i: node for i, node in enumerate(outputs) if isinstance(node, fx.Node)}
         return {i: (HEADS[n.target], (*n.args, None)[1]) for i, n in nodes.items() if n.target in HEADS}
@@ -228,7 +228,7 @@ def _n_dropouts(made: Trace) -> int:
 
 
 def _two_or_more(leaves: list[Any]) -> list[Any]:
-    """Batch sizes 0 and 1 are special to the tracer: use a batch of 2 so that it stays symbolic."""
+    """Use a batch of 2 so that it stays symbolic: sizes 0 and 1 are special to the tracer."""
     size = next((v.shape[0] for v in leaves if isinstance(v, Tensor) and v.dim()), 2)
     if size >= 2:
         return leaves
@@ -246,7 +246,7 @@ def _tensor_inputs(node: fx.Node) -> bool:
 
 
 def _has_symbolic_batch(node: fx.Node) -> bool:
-    """Whether tracing left the first dimension open; a model may have fixed it (`x.view(4, 6)`)."""
+    """Say whether tracing left the first dimension open; a model may have fixed it (`x.view(4, 6)`)."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or value.dim() == 0 or not isinstance(value.shape[0], torch.SymInt):
         return False

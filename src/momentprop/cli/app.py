@@ -1,4 +1,4 @@
-"""The verbs put together."""
+"""Puts the verbs of the command together."""
 
 from __future__ import annotations
 

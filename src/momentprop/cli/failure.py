@@ -1,4 +1,4 @@
-"""Errors of the user's making: one message on stderr and status 1, no traceback."""
+"""Reports errors of the user's making: one message on stderr and status 1, no traceback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reported(verb: str) -> Iterator[None]:
 
 
 def check_places(*paths: Path | None) -> None:
-    """Whether files can be written there: asked before the long part, not after it."""
+    """Raise if files cannot be written there: this is asked before the long part, not after it."""
     for path in paths:
         if path is None:
             continue

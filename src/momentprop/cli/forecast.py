@@ -1,4 +1,4 @@
-"""How much of a run is done, and when it will end."""
+"""Tells how much of a run is done, and when it will end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Forecast:
 
     @property
     def fraction(self) -> float:
-        """Of the whole work, what an earlier run did of these units included."""
+        """Return the share of the work that is done, including what an earlier run did of these units."""
         return self._sum(self.done) / sum(self.work.values())
 
     def remaining(self) -> float | None:

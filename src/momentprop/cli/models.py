@@ -21,7 +21,7 @@ class ModelError(MomentpropError):
 
 
 def is_saved(name: str) -> bool:
-    """Whether this names a file of mp.save rather than Python code."""
+    """Say whether this names a file of mp.save rather than Python code."""
     return name.endswith(".pt2")
 
 
@@ -68,7 +68,7 @@ def _named(name: str) -> Any:
 
 
 def _described(error: Exception) -> str:
-    """What went wrong in the user's code, and where."""
+    """Say what went wrong in the user's code, and where."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
 

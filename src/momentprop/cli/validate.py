@@ -122,7 +122,7 @@ def _failures(errors: Console, model: str, page: Path | None) -> Iterator[None]:
 
 
 def _check(require_teq: float | None, samples: int, written: list[Path]) -> None:
-    """Before the long part, not after it."""
+    """Check the user's choices before the long part, not after it."""
     if require_teq is not None and require_teq > samples / 2:
         raise ValueError(
             f"--require-teq {require_teq:g} cannot be shown with {samples} samples: give at least "

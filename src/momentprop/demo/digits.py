@@ -35,7 +35,7 @@ Method = Callable[[Tensor], mp.ClassPredictive]
 
 @dataclass(frozen=True)
 class DigitsResult:
-    """What `run` measured: predictive entropies of the test images, by method, and a table of numbers."""
+    """Holds what `run` measured: predictive entropies of test images by method, and a table of numbers."""
 
     known_entropy: dict[str, Tensor]
     novel_entropy: dict[str, Tensor]

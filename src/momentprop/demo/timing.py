@@ -1,4 +1,4 @@
-"""Wall time of several methods, measured side by side."""
+"""Measures the wall time of several methods side by side."""
 
 from __future__ import annotations
 

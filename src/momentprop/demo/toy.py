@@ -29,7 +29,7 @@ Method = Callable[[Tensor], mp.Moments]
 
 @dataclass(frozen=True)
 class ToyResult:
-    """What `run` measured: curves over the grid `x`, by method, and a table of numbers.
+    """Holds what `run` measured: curves over the grid `x`, by method, and a table of numbers.
 
     `std` has no entry for the plain network. `truth` is MC dropout with many samples, on the same grid.
     """
@@ -139,7 +139,7 @@ def _observe(n: int) -> tuple[Tensor, Tensor]:
 
 
 def _standardize(x: Tensor) -> Tensor:
-    """To mean 0 and standard deviation 1 of the uniform distribution over the training range."""
+    """Scale x so that the uniform distribution over the training range gets mean 0 and variance 1."""
     low, high = TRAINING_RANGE
     return (x - (low + high) / 2) / ((high - low) / 12**0.5)
 

@@ -1,4 +1,4 @@
-"""Training from a seed, without leaving a trace in the caller's random state."""
+"""Trains from a seed, without leaving a trace in the caller's random state."""
 
 from __future__ import annotations
 

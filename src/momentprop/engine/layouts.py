@@ -122,7 +122,7 @@ def _layout(touched: Tensor, batch: int) -> Layout | None:
 
 
 def _bits(value: Tensor) -> Tensor:
-    """The value as integers: to compare, NaN is a value like others."""
+    """Return the bit pattern of the value, so that NaN compares equal to itself."""
     return value.view(_INTEGERS[value.element_size()]) if value.is_floating_point() else value
 
 
@@ -173,7 +173,7 @@ def device_of(state: Sequence[Tensor]) -> torch.device:
 
 
 def _probe(example: Any, generator: torch.Generator, batch: int | None = None, change: bool = False) -> Any:
-    """Numbers in -1..1, everyday inputs that are 0 as an index too; integers 0, or 1 for a change."""
+    """Draw uniform numbers in [-1, 1]; integer inputs are 0, or 1 in the changed sample."""
     if not isinstance(example, Tensor):
         return example
     shape = example.shape if batch is None else [batch, *example.shape[1:]]

@@ -1,9 +1,10 @@
 """Stochastic depth: a whole path of a sample is kept or dropped, and the network answers to that jump itself.
 
 One Bernoulli variable per sample and block is no small noise: what comes behind, layer norms above all, is
-far from linear between the two values. So gains are not asked. For every path s the network behind it runs
-twice, with the path kept (f_1) and dropped (f_0), all other noise at its mean (f), as in the jump response of
-dense layers (jump.py). With p the drop probability, to first order of the Hoeffding (ANOVA) decomposition,
+far from linear between the two values. So local gains are not used here. For every path s the network behind
+it runs twice, with the path kept (f_1) and dropped (f_0), all other noise at its mean (f), as in the jump
+response of dense layers (jump.py). With p the drop probability, to first order of the Hoeffding (ANOVA)
+decomposition,
 
     Cov += p (1 - p) (f_1 - f_0)(f_1 - f_0)^T,    mean += (1 - p) f_1 + p f_0 - f,
 

@@ -1,4 +1,4 @@
-"""How good predictions and their uncertainties are: every number with its interval.
+"""Measures how good predictions and their uncertainties are: every number with its interval.
 
 Shapes: class probabilities are [batch, K, ...] and targets [batch, ...], as in F.cross_entropy; regression
 takes tensors of one shape. Everything is computed in float64 on the CPU.
@@ -334,7 +334,7 @@ def _flagged(known: Tensor, novel: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _fraction_below(values: Tensor, points: Tensor) -> Tensor:
-    """For each point the fraction of the values below it, ties half."""
+    """Return for each point the fraction of the values below it; ties count half."""
     ordered = values.sort().values
     below = torch.searchsorted(ordered, points) + torch.searchsorted(ordered, points, right=True)
     return below.double() / (2 * len(values))

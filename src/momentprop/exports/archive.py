@@ -111,12 +111,12 @@ def load(path: str | os.PathLike[str], *, machine_code: bool = False) -> LoadedN
 
 
 def read_description(path: str | os.PathLike[str]) -> Metadata:
-    """What a file says about itself, with its checksums verified; nothing in it is loaded."""
+    """Verify the checksums of a file and return what it says about itself; nothing in it is loaded."""
     return _read(path)[0]
 
 
 def moments_program(network: nn.Module) -> tuple[Program, Outline]:
-    """The network on flat tensors, and the structure of what it returns."""
+    """Return the network on flat tensors, and the structure of what it returns."""
     structures: list[Outline] = []
 
     def head(output: Any) -> dict[str, Tensor]:
@@ -189,7 +189,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[Metadata, io.BytesIO]:
 
 @contextmanager
 def _damage(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Whatever goes wrong with a damaged file, as our error: zip files raise about everything."""
+    """Raise our error for whatever goes wrong with a damaged file: zip files raise about everything."""
     try:
         yield
     except ArchiveError:

@@ -1,4 +1,4 @@
-"""Whether a graph in a file is a network and nothing else.
+"""Checks that a graph in a file is a network and nothing else.
 
 torch writes a graph out as Python source and runs that: names of values become variables, those of
 parameters attributes. It looks up whatever a graph names as a function, evaluates expressions for sizes, and
@@ -79,7 +79,7 @@ def strings(value: Any, absent: tuple[str, ...] = ()) -> Iterator[tuple[str, str
 
 
 def is_operator(target: str) -> bool:
-    """Whether it is an operator of torch's dispatcher that computes, or arithmetic on sizes.
+    """Say whether the target is an operator of torch's dispatcher that computes, or arithmetic on sizes.
 
     What is in `torch.ops` besides, from TorchScript, also writes files and changes settings.
     """

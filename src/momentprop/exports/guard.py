@@ -1,4 +1,4 @@
-"""Whether a file is whole, and holds nothing that reading it would execute.
+"""Checks that a file is whole and holds nothing that reading it would execute.
 
 torch.export.load unpickles example inputs and objects, and makes source code of graphs (graph_check.py). A
 file that asks for more than `save` writes is refused before torch sees it: checksums find damage, the rest
@@ -40,7 +40,7 @@ def read_metadata(archive: zipfile.ZipFile) -> Metadata:
 
 
 def check_whole(archive: zipfile.ZipFile, metadata: Metadata) -> None:
-    """Every member is there, has its checksum, and no other is."""
+    """Check that every member is there and has its checksum, and that no other is there."""
     names = {name for name in member_names(archive) if name.partition("/")[2] != MEMBER}
     missing, added = sorted(set(metadata.sha256) - names), sorted(names - set(metadata.sha256))
     if missing or added:
@@ -53,7 +53,7 @@ def check_whole(archive: zipfile.ZipFile, metadata: Metadata) -> None:
 
 
 def check_harmless(archive: zipfile.ZipFile) -> None:
-    """Reading it with torch.export.load unpickles nothing, calls operators only, evaluates sizes only."""
+    """Check that torch.export.load would unpickle nothing, call only operators and evaluate only sizes."""
     names = member_names(archive)
     if len({name.partition("/")[0] for name in names}) != 1:  # torch takes the first name's for that of all
         raise ArchiveError("the file holds more than one folder")

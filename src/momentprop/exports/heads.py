@@ -1,4 +1,4 @@
-"""What a file returns: moments, or finished predictive quantities that need no more mathematics."""
+"""Defines what a file returns: moments, or finished predictive quantities that need no more mathematics."""
 
 from __future__ import annotations
 

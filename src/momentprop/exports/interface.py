@@ -1,4 +1,4 @@
-"""How a network in a file is called and what it returns: flat tensors with names, and their structure."""
+"""Describes how a network in a file is called and what it returns: named flat tensors and their structure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROWS = 4  # kept of example inputs that are indices or masks
 
 @dataclass(frozen=True)
 class Port:
-    """A tensor that goes in or comes out."""
+    """Describes a tensor that goes into a network or comes out of it."""
 
     name: str
     dtype: str
@@ -56,7 +56,7 @@ class Port:
         return [batch if n == BATCH else int(n) for n in self.shape]
 
     def integers(self, batch: int = _ROWS) -> Tensor | None:
-        """Such rows, as many as asked for."""
+        """Return example rows of indices or masks, as many as asked for; None for other inputs."""
         if self.rows is None:
             return None
         rows = torch.tensor(self.rows, dtype=self.torch_dtype)
@@ -102,7 +102,7 @@ class Call:
         return cls(tuple(ports), tree, signature.positional_names)
 
     def signature(self) -> Signature:
-        """What checks a call and flattens it."""
+        """Return the signature, which checks a call and flattens it."""
 
         def leaf(tree: Outline) -> Tensor:
             port = self.inputs[tree["input"]]
@@ -128,7 +128,7 @@ class Call:
 
     @property
     def ports(self) -> list[Port]:
-        """One for every tensor."""
+        """Return one port for every tensor."""
         found: list[Port] = []
         for port in self.inputs:
             found.append(Port(port.name, port.dtype, port.shape))
@@ -167,7 +167,7 @@ def name_moments(output: Any, everything: bool) -> tuple[dict[str, Tensor], Outl
 
 
 def rebuild_moments(tree: Outline, tensors: dict[str, Tensor]) -> Any:
-    """The inverse of `name_moments` of everything."""
+    """Rebuild what `name_moments` took apart."""
 
     def leaf(part: Outline) -> Any:
         values = [None if name is None else tensors[name] for name in part["moments"]]
@@ -187,7 +187,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def unique(names: Sequence[str]) -> list[str]:
-    """Names made different by a number where they are not."""
+    """Make equal names different by a number."""
     found: list[str] = []
     for name in names:
         count, candidate = 1, name
@@ -199,7 +199,7 @@ def unique(names: Sequence[str]) -> list[str]:
 
 
 def _input_name(path: tuple[str, ...], positional: tuple[str, ...]) -> str:
-    """After the parameter of the model's forward, and the place inside it: path is (0 or 1, which, ...)."""
+    """Name an input after the parameter of `forward` and its place inside: path is (0 or 1, which, ...)."""
     group, first, *rest = path
     if group == "0":
         first = positional[int(first)] if int(first) < len(positional) else f"input_{first}"

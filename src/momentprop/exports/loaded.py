@@ -66,7 +66,7 @@ class LoadedNetwork(nn.Module):
 
     @property
     def uncertain(self) -> tuple[bool, ...]:
-        """Which of the inputs, flattened, may be given as `Moments`."""
+        """Say for each of the flattened inputs whether it may be given as `Moments`."""
         order = iter(self._call.inputs)
         return tuple(isinstance(e, Tensor) and next(order).uncertain for e in self.signature.examples)
 
@@ -84,7 +84,7 @@ class LoadedNetwork(nn.Module):
         return rebuild_moments(self.metadata.structure, named) if self.metadata.structure else named
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LoadedNetwork:
-        """Moves the graph too, which makes tensors of its own; other types than those traced are refused."""
+        """Move the graph too, which makes tensors of its own; types other than those traced are refused."""
         types = {port.torch_dtype for port in (*self.metadata.inputs, *self.metadata.outputs)}
         if self._exported is not None:
             held = (*self._exported.state_dict.values(), *self._exported.constants.values())
@@ -109,5 +109,5 @@ class LoadedNetwork(nn.Module):
         return self
 
     def train(self, mode: bool = True) -> LoadedNetwork:
-        """There is one mode: nothing happens."""
+        """Do nothing: there is one mode."""
         return self

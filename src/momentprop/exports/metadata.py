@@ -1,4 +1,4 @@
-"""What a file says about the network in it: version, tier, names and shapes, notes; as JSON."""
+"""Holds what a file says about the network in it, as JSON: version, tier, names and shapes, notes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEMBER = "extra/momentprop.json"
 
 @dataclass(frozen=True)
 class Metadata:
-    """A file's own account of itself."""
+    """Holds a file's own account of itself."""
 
     kind: str  # "pt2", "aoti" or "onnx"
     fidelity: str
@@ -59,7 +59,7 @@ class Metadata:
         return Call(self.inputs, self.call, self.positional)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
         ports = {name: [port.to_dict() for port in data[name]] for name in ("inputs", "outputs")}
         return data | ports | {"positional": list(self.positional)}

@@ -167,7 +167,7 @@ def _save(model: Any, path: Path) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause, which names the operator."""
+    """Return the innermost cause, which names the operator."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {error}"

@@ -117,9 +117,9 @@ def _decomposed(graph: fx.Graph, table: Mapping[Any, Callable[..., Any]]) -> fx.
 def _functionalized(
     node: fx.Node, function: Callable[..., Any], table: Mapping[Any, Callable[..., Any]]
 ) -> fx.Graph | None:
-    """What `traced` gives, with results in place of what is written in place.
+    """Trace the function and replace every write in place by a result.
 
-    Traced twice: functionalization does not see into a composite operator, but it does into its trace.
+    It is traced twice: functionalization does not see into a composite operator, but it does into its trace.
     """
     inner = traced(node, function)
     if inner is None:
@@ -133,7 +133,7 @@ def _functionalized(
 
 
 def _share_sizes(graph: fx.Graph) -> None:
-    """One node for every size, however many tensors have it."""
+    """Keep one node for every size, however many tensors have it."""
     first: dict[Any, fx.Node] = {}
     for node in graph.nodes:
         if node.target is aten.sym_size.int and isinstance(node.meta.get("val"), torch.SymInt):
@@ -143,7 +143,7 @@ def _share_sizes(graph: fx.Graph) -> None:
 
 
 def _is_functional(expansion: fx.Graph) -> bool:
-    """Whether nothing is written in place or held outside; strides of dimensions of size one do not count."""
+    """Say whether nothing is written in place or held outside; strides of size-one dimensions don't count."""
     for node in list(expansion.nodes):
         if node.target is aten.as_strided_.default and len(node.args) == 3:
             given = node.args[0].meta["val"]

@@ -10,7 +10,7 @@ from momentprop.exports.program import Program
 
 
 def named_inputs(program: Program) -> tuple[Port, ...]:
-    """The inputs named as in the model's forward; with `_input` behind a name that an output has.
+    """Name the inputs as in the model's forward, with `_input` behind a name that an output has.
 
     An uncertain input keeps its variance under `<name>_variance`, so that both are renamed together.
     """
@@ -28,7 +28,7 @@ def named_inputs(program: Program) -> tuple[Port, ...]:
 
 
 def input_names(program: Program) -> list[str]:
-    """One for every tensor."""
+    """Return one name for every tensor."""
     return [port.name for port in dataclasses.replace(program.call, inputs=named_inputs(program)).ports]
 
 
@@ -61,7 +61,7 @@ def name_values(model: Any, program: Program) -> None:
 
 
 def _make_outputs_distinct(graph: Any) -> None:
-    """An output that is an input, a constant or another output gets a node of its own."""
+    """Give an output that is an input, a constant or another output a node of its own."""
     import onnx_ir
 
     seen: set[int] = set()

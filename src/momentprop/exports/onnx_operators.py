@@ -1,4 +1,4 @@
-"""How operators are written in ONNX where torch.onnx.export has no translation of its own, or a wrong one."""
+"""Writes operators in ONNX for which torch.onnx.export has no translation of its own, or a wrong one."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def stable_translations() -> Translations:
     op: Any = opset18  # typed more narrowly than it works
 
     def log_sigmoid(x: Any) -> Any:
-        """Not log(sigmoid(x)), which is minus infinity for x < -104."""
+        """Compute -softplus(-x): log(sigmoid(x)) is minus infinity for x < -104."""
         return op.Neg(op.Softplus(op.Neg(x)))
 
     def expm1(x: Any) -> Any:
-        """Not exp(x) - 1, of which nothing is left for small x: 2 t / (1 - t) with t = tanh(x / 2)."""
+        """Compute 2 t / (1 - t) with t = tanh(x / 2): of exp(x) - 1 nothing is left for small x."""
         t = op.Tanh(op.Mul(x, 0.5))
         return op.Where(op.Less(op.Abs(x), 1.0), op.Div(op.Add(t, t), op.Sub(1.0, t)), op.Sub(op.Exp(x), 1.0))
 
     def log1p(x: Any) -> Any:
-        """Not log(1 + x): x log(u) / (u - 1) with u = 1 + x as it is rounded (Kahan)."""
+        """Compute log(1 + x) as x log(u) / (u - 1) with u = 1 + x as it is rounded (Kahan)."""
         u = op.Add(x, 1.0)
         whole = op.Sub(u, 1.0)
         is_lost, is_large = op.Equal(whole, 0.0), op.Greater(x, 1.0)
@@ -61,7 +61,7 @@ def short_translations() -> Translations:
 
 
 def _function(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method as a function: torch leaves notes on what it is given, which methods do not take."""
+    """Turn the method into a function: torch leaves notes on what it is given, which methods do not take."""
 
     @functools.wraps(method)
     def function(*args: Any, **kwargs: Any) -> Any:

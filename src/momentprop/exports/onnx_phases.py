@@ -1,4 +1,4 @@
-"""Convolutions of which only every k-th output is read, at several starts: as many convolutions of stride k.
+"""Replaces a convolution of which only every k-th output is read, at several starts, by strided ones.
 
 The elements of pooling windows are such outputs. Written by strided convolutions they cost nothing, where
 slicing them out of the whole output costs as much as the maxima of them.
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def stride_convolutions(graph: Any) -> None:
-    """In a graph of onnx_ir, wherever all that reads a convolution are slices along its last dimensions."""
+    """Replace in a graph of onnx_ir the convolutions that only slices along the last dimensions read."""
     for node in list(graph):
         if node.op_type != "Conv":
             continue

@@ -1,4 +1,4 @@
-"""Around ONNX files: the packages they need, an exporter that is quiet, and sessions of ONNX Runtime."""
+"""Prepares for ONNX files: checks packages, keeps the exporter quiet, opens sessions of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from momentprop.errors import MissingExtraError
 
 
 def check_onnx(runtime: bool = True) -> None:
-    """Whether the packages are there that write files, and the one that runs them."""
+    """Raise if the packages that write files, or the one that runs them, are missing."""
     for package in ("onnx", "onnxscript", *(["onnxruntime"] if runtime else [])):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "onnx")
@@ -22,7 +22,7 @@ def check_onnx(runtime: bool = True) -> None:
 
 @contextmanager
 def silent_exporter() -> Iterator[None]:
-    """Without log messages about packages that are not there, and about what is left as it is."""
+    """Silence the exporter's log messages about missing packages and about what is left as it is."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -35,10 +35,10 @@ def silent_exporter() -> Iterator[None]:
 
 
 def open_session(path: Path, threads: int = 0, arena: bool = True) -> Any:
-    """A file in ONNX Runtime on the CPU.
+    """Open a file in ONNX Runtime on the CPU.
 
     Args:
-        threads: that share an operator; 0: one per core.
+        threads: how many share an operator; 0: one per core.
         arena: keep memory for the next call; without, the peak of its memory can be seen.
     """
     import onnxruntime

@@ -1,4 +1,4 @@
-"""An ONNX graph without what does nothing: constants folded, repeated and unused nodes removed."""
+"""Tidies an ONNX graph: constants are folded, repeated and unused nodes removed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def tidy(model: Any) -> None:
-    """In place, of a model of onnx_ir. Everything that depends on the runtime is left to the runtime."""
+    """Tidy a model of onnx_ir in place. Everything that depends on the runtime is left to the runtime."""
     from onnx_ir import passes
     from onnx_ir.passes import common
     from onnxscript.optimizer import fold_constants_ir
@@ -31,7 +31,7 @@ def tidy(model: Any) -> None:
 
 
 def _drop_zero_biases(graph: Any) -> None:
-    """Those that the exporter adds to convolutions without one, in three dimensions with a wrong shape."""
+    """Drop the zero biases that the exporter adds to convolutions without one (in 3d with a wrong shape)."""
     for node in graph:
         if node.op_type == "Conv" and len(node.inputs) == 3 and node.inputs[2] is not None:
             constant = node.inputs[2].const_value
@@ -40,7 +40,7 @@ def _drop_zero_biases(graph: Any) -> None:
 
 
 def _infer_sizes(graph: Any) -> None:
-    """Reshapes to sizes all but one of which are known: that one follows, and need not be computed."""
+    """Write -1 for the one unknown size of a reshape: it follows from the others and need not be computed."""
     import numpy
     import onnx_ir
 

@@ -1,4 +1,4 @@
-"""Operands of one type, as ONNX wants them, without running every operator to find the few that differ.
+"""Gives operands one type, as ONNX wants, without running every operator to find the few that differ.
 
 torch's exporter promotes types by interpreting the whole graph on tensors of free sizes, which takes half of
 its time. Here each operator is asked what it would promote, and only those that do are interpreted.
@@ -25,7 +25,7 @@ class PromotedModule(fx.GraphModule):
 
 
 def promoted(module: fx.GraphModule) -> fx.GraphModule:
-    """The graph with casts where operands differ in type; as it is where this torch promotes otherwise."""
+    """Add casts where operands differ in type; leave the graph alone where this torch promotes otherwise."""
     try:
         from torch.onnx._internal.fx.passes.type_promotion import (
             TypePromotionTable,
@@ -49,7 +49,7 @@ def promoted(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _is_mixed(node: fx.Node, values: dict[fx.Node, Any], table: Any) -> bool:
-    """Whether operands have to be cast. Whole numbers beside floating-point tensors are written as such."""
+    """Say whether operands must be cast. Whole numbers beside floating-point tensors become floats here."""
     op = node.target
     rule = table.get_rule(op.overloadpacket) if isinstance(op, OpOverload) else None
     if rule is None:

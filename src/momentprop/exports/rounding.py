@@ -1,4 +1,4 @@
-"""How far rounding alone moves the outputs of a program: more than that no other runtime can be asked for."""
+"""Measures how far rounding alone moves a program's outputs: no runtime can be asked to agree closer."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _BOUNDED = (aten.cos, aten.erf, aten.sigmoid, aten.sin, aten.softmax, aten._soft
 
 
 class _Rounded(fx.Interpreter):
-    """Results are off by up to one unit in the last place, at random: stochastic arithmetic (Vignes 1993).
+    """Moves results at random by up to one unit in the last place: stochastic arithmetic (Vignes 1993).
 
-    In sums, of the largest. Nothing is computed in views, and whole numbers of whole numbers are exact: they
-    stay as they are. No probability grows beyond 1.
+    In sums the unit is that of the largest term. Nothing is computed in views, and whole numbers of whole
+    numbers are exact: they stay as they are. No probability grows beyond 1.
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
@@ -65,7 +65,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def rounded(program: Program) -> Callable[[Sequence[Tensor]], list[Tensor]]:
-    """The program as it might be rounded elsewhere, to see how much that matters."""
+    """Return the program as it might be rounded elsewhere, to see how much that matters."""
     module = program.exported.module(check_guards=False)
 
     @torch.no_grad()

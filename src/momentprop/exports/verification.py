@@ -1,4 +1,4 @@
-"""Whether a file gives the numbers that PyTorch gives, on ordinary and extreme inputs."""
+"""Checks that a file gives the numbers that PyTorch gives, on ordinary and extreme inputs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FILLINGS: dict[str, Callable[[Sequence[int]], Tensor]] = {
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far a file is from PyTorch, by output: largest errors relative to the output's scale."""
+    """Holds how far a file is from PyTorch, by output: largest errors relative to the output's scale."""
 
     errors: dict[str, float]
     rounding: dict[str, dict[str, float]]  # of those above the tolerance that rounding explains, by input
@@ -111,7 +111,7 @@ def _named(program: Program, values: Sequence[Tensor]) -> dict[str, Tensor]:
 def _rounding(
     program: Program, inputs: dict[int, list[Tensor]], wanted: dict[int, dict[str, Tensor]]
 ) -> dict[str, float]:
-    """How far outputs move if every operator's result is off by one unit in the last place, up or down."""
+    """Measure how far outputs move if each operator's result is off by one unit in the last place."""
     rounding = {port.name: 0.0 for port in program.outputs}
     run = rounded(program)
     for batch, tensors in inputs.items():
@@ -130,10 +130,10 @@ def _errors(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, fl
 
 
 def _scale(name: str, wanted: dict[str, Tensor]) -> float:
-    """What an error of this output is relative to: its largest value, as a rule.
+    """Return what an error of this output is relative to: its largest value, as a rule.
 
-    The entropy for mutual information. For a variance not less than corresponds to a standard deviation of
-    1e-5 of the mean: what is smaller is lost in the mean's own error.
+    For mutual information it is the entropy. For a variance it is at least so large that a standard
+    deviation of 1e-5 of the mean is tolerated: a smaller one is lost in the mean's own error.
     """
     size = _largest(wanted["entropy" if name == "mutual_information" and "entropy" in wanted else name])
     for kind in ("covariance", "variance"):

@@ -41,12 +41,12 @@ class Editor:
 
     @functools.cached_property
     def varying(self) -> set[fx.Node]:
-        """What depends on the inputs or on random numbers, new nodes included. All else is constant."""
+        """Return what depends on inputs or on random numbers, new nodes included. All else is constant."""
         return reach(self.graph, self.inputs, begins=_draws)
 
     @contextlib.contextmanager
     def at(self, node: fx.Node) -> Iterator[None]:
-        """New nodes stand before this one, and messages about them name its place."""
+        """Put new nodes before this one; messages about them name its place."""
         before, self._place = self._place, node
         with self.graph.inserting_before(node):
             yield
@@ -63,13 +63,13 @@ class Editor:
         return node
 
     def again(self, node: fx.Node) -> fx.Node:
-        """The same call once more."""
+        """Add the call of a node once more."""
         copied = self.graph.node_copy(node)
         self._follow(copied)
         return copied
 
     def inline(self, inner: fx.Graph, inputs: Sequence[fx.Node], place: fx.Node | None = None) -> Any:
-        """Copy a graph, whose placeholders stand for these inputs; what it returns."""
+        """Copy a graph, whose placeholders stand for these inputs, and return what it returns."""
         place = place or self._place
         assert place is not None, "say where with `at`"
         placeholders = [n for n in inner.nodes if n.op == "placeholder"]
@@ -127,7 +127,7 @@ def emit(
 
 
 def repeated(graph: fx.Graph, value: fx.Node, times: int, dim: int, place: fx.Node) -> fx.Node:
-    """Every element so many times in a row along a dimension, counted from the last one.
+    """Repeat every element so many times in a row along a dimension, counted from the last one.
 
     `repeat_interleave` would ask its input for its sizes, and the batch would be one of them from then on.
     """
@@ -140,7 +140,7 @@ def repeated(graph: fx.Graph, value: fx.Node, times: int, dim: int, place: fx.No
 
 
 def fake_value(node: fx.Node) -> Any:
-    """What the node computes, as a fake tensor of the right shape, strides and dtype."""
+    """Return what the node computes, as a fake tensor of the right shape, strides and dtype."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
     mode = _mode(node)
     target: Any = node.target

@@ -30,7 +30,7 @@ SHAPED_NOISE: Operators = (  # that asks its argument for a shape alone
 
 
 def draws(op: Any) -> bool:
-    """Whether an operator may draw random numbers."""
+    """Say whether an operator may draw random numbers."""
     return isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
 
 
@@ -122,7 +122,7 @@ _UNTAGGED: Operators = (  # which torch does not call pointwise
 
 
 def is_pointwise(op: Any) -> bool:
-    """Whether an operator works element by element, and draws nothing."""
+    """Say whether an operator works element by element and draws nothing."""
     if not isinstance(op, OpOverload) or draws(op):
         return False
     tagged = torch.Tag.pointwise in op.tags

@@ -28,5 +28,5 @@ def place_of(node: fx.Node, reason: str = "") -> Place:
 
 
 def place_meta(node: fx.Node) -> dict[str, Any]:
-    """What the meta of a node says about its place, for nodes that come from the same line."""
+    """Return what the meta of a node says about its place, for nodes that come from the same line."""
     return {key: node.meta[key] for key in _KEYS if key in node.meta}

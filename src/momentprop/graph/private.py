@@ -1,4 +1,4 @@
-"""Private names of torch, all of them in this file.
+"""Holds all private names of torch that are used here.
 
 They may move or change with any release of torch, so each stands here with what it is needed for.
 """
@@ -84,22 +84,22 @@ def is_batched(tensor: Tensor) -> bool:
 
 
 def without_overrides() -> AbstractContextManager[Any]:
-    """Tensor subclasses are not asked about operators."""
+    """Keep tensor subclasses from being asked about operators."""
     return torch._C.DisableTorchFunction()
 
 
 def static_shapes() -> AbstractContextManager[Any]:
-    """Compiled code is for one size each: what is timed is not code for sizes that vary."""
+    """Compile code for one size each, so that code for varying sizes is not what is timed."""
     return torch._dynamo.config.patch(automatic_dynamic_shapes=False)
 
 
 def forget_compiled() -> None:
-    """Code for other sizes counts against dynamo's limit of compilations of one function."""
+    """Forget compiled code: that for other sizes counts against dynamo's limit for one function."""
     torch._dynamo.reset()
 
 
 def without_autograd_cache() -> AbstractContextManager[Any]:
-    """The cache of compiled graphs knows operators by their names, not by what they compute."""
+    """Switch the cache of compiled graphs off: it knows operators by name, not by what they compute."""
     from torch._functorch import config
 
     return config.patch(enable_autograd_cache=False)
@@ -112,10 +112,11 @@ EXPORTING = threading.RLock()
 
 @contextlib.contextmanager
 def export_for_one_thread() -> Iterator[None]:
-    """What torch.export does to the whole process, it does to this thread alone. Others wait for their turn.
+    """Limit to this thread what torch.export does to the whole process. Others wait for their turn.
 
-    It switches cuDNN and oneDNN off and says to all code that it is being compiled; it replaces `max`, `min`
-    and `math.pow`, and keeps its modes where all threads set them aside for a moment, even to print a tensor.
+    torch.export switches cuDNN and oneDNN off and says to all code that it is being compiled; it replaces
+    `max`, `min` and `math.pow`, and keeps its modes where all threads set them aside for a moment, even to
+    print a tensor.
     Its tracer patches methods of `nn.Module`, and where a module stands at two places of the model it hands
     out proxies of modules, to whoever asks.
     """
@@ -128,7 +129,7 @@ def export_for_one_thread() -> Iterator[None]:
 
 
 class _Here:
-    """True in the thread that made it."""
+    """Is true in the thread that made it."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
@@ -141,7 +142,7 @@ class _Here:
 
 
 def _changes(here: _Here) -> list[tuple[Any, str, Any]]:
-    """Names in modules of torch, and what takes their place."""
+    """List names in modules of torch, and what takes their place."""
     from torch.fx.experimental import proxy_tensor
 
     export: Any = importlib.import_module("torch.export._trace")

@@ -1,4 +1,4 @@
-"""What a value reaches: the one computation of what noise, or an input, has an influence on."""
+"""Computes what a value reaches: every node that noise, or an input, has an influence on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def extend(
     begins: Predicate = lambda node: False,
     carries: Predicate = lambda node: True,
 ) -> bool:
-    """Add one node to what is reached, if it is; whether it is."""
+    """Add one node to what is reached, if it is, and say whether it is."""
     if node.op == "call_function":
         reached = begins(node) or not found.isdisjoint(node.all_input_nodes)
         if reached and carries(node):
@@ -45,7 +45,7 @@ def extend(
 
 
 def creates_noise(node: fx.Node) -> bool:
-    """Whether a node draws random numbers: its probability is not 0, and its training flag is set."""
+    """Say whether a node draws random numbers: its probability is not 0, and its training flag is set."""
     op: Any = node.target
     if isinstance(op, HigherOrderOperator):
         return any(creates_noise(inner) for graph in subgraphs(node) for inner in graph.nodes)
@@ -65,5 +65,5 @@ def subgraphs(node: fx.Node) -> list[fx.Graph]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a tensor of real or complex numbers, which noise can be in."""
+    """Say whether a value is a tensor of real or complex numbers, which noise can be in."""
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())

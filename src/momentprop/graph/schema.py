@@ -19,7 +19,7 @@ def bind(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> di
 
 
 def pass_by_position(node: fx.Node) -> None:
-    """Arguments the schema allows by position are passed so: readers need to look in one place only."""
+    """Pass by position all arguments that the schema allows so: readers need to look in one place only."""
     if not isinstance(node.target, OpOverload):
         return
     args, kwargs = list(node.args), dict(node.kwargs)

@@ -38,7 +38,7 @@ def _exported(module: nn.Module, tensors: Sequence[Tensor], dynamic: Sequence[An
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the deprecation warnings that torch raises inside itself, and without stack traces of nodes.
+    """Suppress the deprecation warnings that torch raises inside itself, and the stack traces of nodes.
 
     Nobody reads those here, and to record them takes a good part of an export's time. Both are switched off
     for the process: a conversion in another thread, which records them, waits.

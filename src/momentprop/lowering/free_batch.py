@@ -1,4 +1,4 @@
-"""A program for any batch size, of one that torch.export fixes to the batch of its examples.
+"""Turns a program that torch.export fixes to the batch of its examples into one for any batch size.
 
 torch.vmap does that in many operators. With a batch that is fixed anyway nothing is lost: so the module is
 traced with batches of three sizes, and every number that differs between the graphs is written as a linear
@@ -91,7 +91,7 @@ def _generalized(graphs: Sequence[fx.GraphModule], place: int, sizes: Sequence[i
 
 
 def _register(graph: fx.GraphModule, name: str) -> None:
-    """A constant as a buffer, where torch.export finds it."""
+    """Register a constant as a buffer, where torch.export finds it."""
     value = getattr(graph, name)
     if isinstance(value, Tensor) and name not in {**graph._parameters, **graph._buffers}:
         delattr(graph, name)

@@ -24,14 +24,14 @@ from momentprop.lowering.lower import lower
 from momentprop.moments import as_moments, is_moments, plain
 
 _COMPUTED = (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)  # not constants: they follow from inputs
-_CHECK = torch.ops.aten._assert_tensor_metadata.default  # of constants it says nothing
+_CHECK = torch.ops.aten._assert_tensor_metadata.default  # a check of metadata, useless on constants
 _GROWTH = 2  # of a constant over what it is computed from; what grows more is computed when it is needed
 
 
 class FrozenNetwork(Compiled):
-    """A converted network whose weights are its own: training the model is not seen here any more.
+    """Holds a converted network whose weights are its own: later training of the model does not change it.
 
-    Called like the network it was made of. Calls write nothing, so threads may share it.
+    It is called like the network it was made of. Calls write nothing, so threads may share it.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class FrozenNetwork(Compiled):
         return rebuild_output(self._outputs.rebuilt(found), self._out_spec)
 
     def train(self, mode: bool = True) -> FrozenNetwork:
-        """There is one mode: nothing happens."""
+        """Do nothing: there is one mode."""
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenNetwork:
@@ -80,7 +80,7 @@ class FrozenNetwork(Compiled):
 
 
 class _Outputs:
-    """Which of the flat outputs are computed (tensors, and sizes that follow from the batch); the others."""
+    """Keeps constant outputs apart from those computed (tensors, and sizes that follow from the batch)."""
 
     def __init__(self, moments: list[Any]) -> None:
         leaves, self.spec = pytree.tree_flatten(moments)

@@ -1,4 +1,4 @@
-"""How converted networks are compiled, where the user does not say otherwise."""
+"""Sets how converted networks are compiled, where the user does not say otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions whose outputs are scaled by channel or averaged over windows, and not read otherwise.
+"""Joins convolutions with a scaling by channel or an averaging over windows that alone reads them.
 
 Both are convolutions themselves. A factor per channel belongs to the weights. An average over k neighbours
 along a dimension is a convolution with k times the stride: where the stride was 1,
@@ -29,7 +29,7 @@ _GROWTH = 2  # of a kernel: far larger windows are better averaged than convolve
 
 
 def join_convolutions(graph: fx.Graph) -> None:
-    """In place."""
+    """Join convolutions, in place, with the scaling or averaging that alone reads them."""
     for product in graph.find_nodes(op="call_function", target=aten.mul.Tensor):
         _scale(graph, product)
     for n, op in AVERAGE_POOL.items():
@@ -110,7 +110,7 @@ def _is_lone_convolution(node: Any) -> TypeGuard[fx.Node]:
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
-    """By name, in the schema's order."""
+    """Return the arguments of a node by name, in the schema's order."""
     op: Any = node.target
     given = bind(op, node.args, node.kwargs)
     return {argument.name: given[argument.name] for argument in op._schema.arguments}

@@ -1,4 +1,4 @@
-"""ReLU and max pooling in one operator, where pooling alone reads what ReLU gives.
+"""Joins ReLU and max pooling in one operator, where pooling alone reads what ReLU gives.
 
 In tier `paper` ReLU comes first, on four times as many elements as it would behind pooling. Together they
 give the same numbers, but what ReLU gives is not written out, which is most of the memory of that tier.
@@ -15,7 +15,7 @@ from momentprop.rules.max_pooling import RECTIFIED_MAXIMA, TILED_MAXIMA
 
 
 def join_rectified_maxima(graph: fx.Graph) -> None:
-    """In place, in a graph of our composite operators."""
+    """Join ReLU and max pooling in place, in a graph of our composite operators."""
     for pooling in graph.find_nodes(op="call_function", target=TILED_MAXIMA):
         mean, variance, kernel = pooling.args
         if (relu := _rectified(pooling, mean, variance)) is not None:

@@ -21,7 +21,7 @@ FALLBACK, RULE = "fallback", "rule"  # what a node's meta says: stand_ins/unsupp
 
 @dataclass(frozen=True)
 class Coverage:
-    """What noise reaches, and what has no rule there."""
+    """Holds what noise reaches, and what has no rule there."""
 
     random: set[fx.Node]
     sources: list[fx.Node]
@@ -29,7 +29,7 @@ class Coverage:
 
     @property
     def places(self) -> list[Place]:
-        """For messages."""
+        """Return the places of operators without a rule, for messages."""
         return [place_of(node, reason) for node, reason in self.missing.items()]
 
 
@@ -56,7 +56,7 @@ def rule_of(node: fx.Node, rules: Lookup) -> Rule | None:
 
 
 def _is_known(node: fx.Node, rules: Lookup) -> bool:
-    """Whether a value is deterministic although its inputs are not: its shape, or an index."""
+    """Say whether a value is deterministic although its inputs are not: a shape, or an index."""
     if node.target is operator.getitem or FALLBACK in node.meta:
         value = node.meta.get("val")
         leaves = value if isinstance(value, (list, tuple)) else [value]
@@ -66,7 +66,7 @@ def _is_known(node: fx.Node, rules: Lookup) -> bool:
 
 
 def _reason(node: fx.Node, creates: bool, random: set[fx.Node], rules: Lookup) -> str | None:
-    """Why this node cannot be propagated; None if it can."""
+    """Say why this node cannot be propagated; None if it can."""
     if node.target is operator.getitem:
         return None
     rule = rules.find(node.target)

@@ -1,4 +1,4 @@
-"""Whether a rule says how its operator acts on deviations: it is asked, on tensors without values."""
+"""Finds whether a rule says how its operator acts on deviations, by running it on tensors without values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KNOWN: WeakKeyDictionary[Rule, bool] = WeakKeyDictionary()  # a rule answers al
 
 
 def is_linearized(node: fx.Node, rule: Rule) -> bool:
-    """Whether the rule's answer for this node comes with a linear part."""
+    """Say whether the rule's answer for this node comes with a linear part."""
     if rule.role is Role.SHAPE:
         return True
     if rule not in _KNOWN:

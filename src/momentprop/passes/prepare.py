@@ -22,7 +22,7 @@ from momentprop.rules.registry import Lookup
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A trace every operator of which has a rule where noise reaches it. Never changed once made."""
+    """Holds a trace in which every operator that noise reaches has a rule. It is never changed once made."""
 
     trace: Trace
     random: set[fx.Node]  # what noise reaches

@@ -1,4 +1,4 @@
-"""What users give, looked at before anything is computed from it."""
+"""Checks what users give before anything is computed from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def double(value: Tensor) -> Tensor:
-    """In float64, which mps has not: there on the CPU."""
+    """Convert to float64 (on the CPU for mps, which lacks it)."""
     value = value.detach()
     return (value.cpu() if value.device.type == "mps" else value).double()
 

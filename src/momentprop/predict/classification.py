@@ -1,7 +1,8 @@
-"""From what a network gives to a predictive distribution over classes (regression.py: of a real target).
+"""Turns what a network gives into a predictive distribution over classes.
 
-Whichever network it is: `Moments` of a converted one, samples of MC dropout, a plain tensor; and a list of
-these as a mixture, which is an ensemble. So methods are compared through one code path.
+Any network will do: `Moments` of a converted one, samples of MC dropout, a plain tensor; and a list of
+these as a mixture, which is an ensemble. So methods are compared through one code path. For real targets
+regression.py does the same.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class ClassPredictive:
         return self.log_probs.select(1, 0).shape
 
     def log_prob(self, target: Tensor) -> Tensor:
-        """Of class indices [batch, ...]."""
+        """Return the log probability of class indices [batch, ...]."""
         k = self.log_probs.shape[1]
         if target.shape != self.batch_shape:
             raise ValueError(
@@ -173,7 +174,10 @@ def classify(
 
 
 def _refuse_probabilities(output: Any, kind: str | None, dim: int | None) -> None:
-    """A second softmax would not fail, but give wrong numbers. (Some rows can be such logits by chance.)"""
+    """Refuse probabilities: a second softmax would not fail, but give wrong numbers.
+
+    A few rows of logits can look like probabilities by chance, so many rows are asked for.
+    """
     if not isinstance(output, Tensor) or torch.compiler.is_compiling() or private.is_batched(output):
         return
     if output.dim() < 2 or output.shape[0] < _ENOUGH_ROWS or (kind or _kind(output, dim)) != "multiclass":
@@ -188,7 +192,7 @@ def _refuse_probabilities(output: Any, kind: str | None, dim: int | None) -> Non
 
 
 def check_one_output(output: Any) -> None:
-    """What a predictive distribution is made of: floating-point numbers of one output."""
+    """Raise unless this is one output of floating-point numbers, which a predictive distribution needs."""
     if isinstance(output, tuple):
         raise TypeError(
             "a tuple is several outputs of one network: give one of them, such as out[0]; members of an "
@@ -302,7 +306,7 @@ def _as_logits(output: SampledMoments) -> Tensor:
 
 
 def _of_head(own: int | None, output: Tensor, kind: str | None, dim: int | None) -> tuple[str, int | None]:
-    """What the network's own softmax or sigmoid says about its outputs, where the caller does not."""
+    """Infer kind and class dimension from the network's own softmax or sigmoid, unless the caller says."""
     if own is not None:
         return kind or "multiclass", own if dim is None else dim
     return kind or ("binary" if _kind(output, None) == "binary" else "multilabel"), dim
@@ -317,7 +321,7 @@ def _predictive(found: Averages, restore: Restore) -> ClassPredictive:
 
 
 def _mixture(members: list[ClassPredictive]) -> ClassPredictive:
-    """Members' probabilities averaged; what they disagree about is epistemic."""
+    """Average the members' probabilities; what they disagree about is epistemic."""
     if not members:
         raise ValueError("an ensemble needs at least one member")
     log_probs = torch.stack([m.log_probs for m in members])

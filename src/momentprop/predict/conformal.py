@@ -111,7 +111,7 @@ class ConformalIntervals(Record):
 
 @dataclass(frozen=True, eq=False)
 class ConformalSets(Record):
-    """Sets of labels that hold the true one with probability at least `level`. The promise as for intervals.
+    """Sets of labels that hold the true one with probability at least `level`, as for `ConformalIntervals`.
 
     | `method` | a label is in the set if |
     |---|---|
@@ -223,7 +223,7 @@ def _conformal_quantile(score: Tensor, level: float) -> Tensor:
 
 
 def _label_scores(probs: Tensor, method: str, uniform: Tensor | None) -> Tensor:
-    """How little each label conforms, in the shape of `probs`; a NaN row gets any numbers."""
+    """Score how little each label conforms, in the shape of `probs`; a NaN row gets any numbers."""
     values = double(probs)
     if method == "lac":
         return 1 - values

@@ -1,4 +1,4 @@
-"""What one does with a predictive distribution: flag, abstain, cover, calibrate.
+"""Makes decisions from a predictive distribution: flag, abstain, cover, calibrate.
 
 - `ood_score` and `Threshold`: is this input unlike those the network was trained on?
 - `selective_curve`: how accurate are the answers if the doubtful ones are withheld?
@@ -39,7 +39,7 @@ _KINDS = ("entropy", "confidence", "mutual_information", "variance")
 
 
 def ood_score(predictive: Any, kind: str = "entropy") -> Tensor:
-    """How unusual each input is; higher is more unusual. [batch, ...], NaN where the prediction is NaN.
+    """Score how unusual each input is; higher is more unusual. [batch, ...], NaN where the prediction is NaN.
 
     | `kind` | score | asks |
     |---|---|---|
@@ -200,13 +200,13 @@ class SelectiveCurve(Record):
         return SelectivePoint(self.cutoff[index].item(), kept / self.n, right / kept, kept)
 
     def to_dict(self) -> dict[str, Any]:
-        """The counts, and what follows from them for those who only read."""
+        """Return the counts, and what follows from them for those who only read."""
         names = ("coverage", "accuracy", "area", "excess_area")
         return super().to_dict() | {name: plain(getattr(self, name)) for name in names}
 
 
 def selective_curve(score: Tensor, correct: Tensor) -> SelectiveCurve:
-    """How accuracy rises as inputs are withheld, the highest score first.
+    """Compute how accuracy rises as inputs are withheld, the highest score first.
 
     Args:
         score: any shape; the doubt about each input, such as its entropy. Inputs of equal score are

@@ -1,4 +1,4 @@
-"""From Gaussian logits to class probabilities: the integral of softmax over N(E, C).
+"""Turns Gaussian logits into class probabilities: the integral of softmax over N(E, C).
 
 `integrate` takes a fixed set of points in logit space: it is deterministic, sums to one, is softmax at zero
 variance, and gives second moments and the expected entropy as well. `paper` is a closed formula for the mean
@@ -55,7 +55,7 @@ class GaussianLogits:
         return self.mean[:, 1] - self.mean[:, 0], variance
 
     def split(self, rows: int) -> list[GaussianLogits]:
-        """So many inputs at a time."""
+        """Split into parts of so many inputs."""
         parts = [None if v is None else v.split(rows) for v in (self.covariance, self.indices)]
         means, variances = self.mean.split(rows), self.variance.split(rows)
         covariances, indices = ([None] * len(means) if p is None else p for p in parts)
@@ -73,7 +73,7 @@ class GaussianLogits:
 
 @dataclass(frozen=True)
 class Averages:
-    """What the points give: log E[p], E[p^2] and E[entropy of p]."""
+    """Holds averages over the points: log E[p], E[p^2] and E[entropy of p]."""
 
     log_probs: Tensor
     second: Tensor | None = None
@@ -123,7 +123,7 @@ def _joined(parts: list[Averages]) -> Averages:
 
 
 def average(values: Callable[[Tensor], Tensor], points: Tensor, like: Tensor) -> Averages:
-    """Over the softmax of `values` [n, K, N] at points [..., N], in blocks that fit into memory.
+    """Average over the softmax of `values` [n, K, N] at points [..., N], in blocks that fit into memory.
 
     Probabilities too small for their type keep a logarithm: that of their largest value over the points.
     """
@@ -168,7 +168,7 @@ METHODS: dict[str, Callable[[GaussianLogits], Averages]] = {
 
 
 def _centred(covariance: Tensor) -> Tensor:
-    """Of the logits less their mean, which softmax does not see."""
+    """Return the covariance of the logits less their mean, which softmax does not see."""
     rows = covariance.mean(-1, keepdim=True)
     return covariance - rows - rows.mT + rows.mean(-2, keepdim=True)
 

@@ -17,7 +17,7 @@ class Record:
     """A dataclass of numbers and tensors that goes to plain JSON and back."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields as JSON numbers, lists and strings."""
+        """Return the fields as JSON numbers, lists and strings."""
         return {name: plain(getattr(self, name)) for name in _names(type(self))}
 
     @classmethod
@@ -30,7 +30,7 @@ class Record:
 
 
 def plain(value: Any) -> Any:
-    """As strict JSON knows it: tensors as lists, infinity as "inf", NaN as null."""
+    """Write a value as strict JSON knows it: tensors as lists, infinity as "inf", NaN as null."""
     if isinstance(value, Tensor):
         value = value.tolist()
     if isinstance(value, list):

@@ -123,7 +123,7 @@ class RegressionPredictive:
         return out | {"interval": {"level": level, "low": low.tolist(), "high": high.tolist()}}
 
     def _average(self, values: Tensor) -> Tensor:
-        """Over the components."""
+        """Average over the components."""
         return values.mean(0) if self.weights is None else (self.weights * values).sum(0)
 
     @property
@@ -225,7 +225,7 @@ def fit_noise(output: Any, y: Tensor, *, method: str = "likelihood") -> Tensor:
 
 
 def _all_at_least(value: float | Tensor, bound: float, strictly: bool = False) -> bool:
-    """Whether it is; unknown while compiling, and false for NaN."""
+    """Say whether all values reach the bound; tensors are taken to while compiling, NaN never does."""
     if isinstance(value, Tensor) and torch.compiler.is_compiling():
         return True
     tensor = torch.as_tensor(value)
@@ -233,7 +233,7 @@ def _all_at_least(value: float | Tensor, bound: float, strictly: bool = False) -
 
 
 def _golden_section(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function of one valley is smallest."""
+    """Find where a function of one valley is smallest."""
     ratio = (math.sqrt(5) - 1) / 2
     a, b = high - ratio * (high - low), low + ratio * (high - low)
     at_a, at_b = function(a), function(b)

@@ -1,4 +1,4 @@
-"""A traced network cut in two: what no dropout reaches, run once, and the rest, a function of noise.
+"""Cuts a traced network in two: what no dropout reaches, run once, and the rest, a function of noise.
 
 The second part is pure: masks enter as raw random bits, an input like any other. So `torch.vmap` maps it over
 many samples at once, whatever the network does with its batch dimension; it compiles; and no global random
@@ -106,7 +106,7 @@ class Sampler:
 
 
 def _attention_spelled_out(trace: Trace, uncertain: Sequence[bool]) -> Trace:
-    """Over the fused operator vmap would loop, sample by sample."""
+    """Spell attention out: vmap would loop over the fused operator, sample by sample."""
     if all(node.target is not ATTENTION for node in trace.graph.nodes):
         return trace
     copy = dataclasses.replace(trace, graph=trace.copy_graph())

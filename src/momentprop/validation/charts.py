@@ -17,7 +17,7 @@ Chart = dict[str, Any]
 
 
 def charts(report: Findings) -> dict[str, Chart]:
-    """Every chart there are numbers for, by the name of its place in the page."""
+    """Return every chart there are numbers for, by the name of its place in the page."""
     found = {
         "convergence": _convergence(report),
         "std": _scatter(report),
@@ -81,7 +81,7 @@ def _curves(
 
 
 def _roc(report: Findings) -> Chart:
-    """At one grid of false positive rates for all."""
+    """Make the chart of the ROC curves, at one grid of false positive rates for all methods."""
     series = []
     for method, curves in report.curves.items():
         if "roc" in curves:
@@ -114,6 +114,6 @@ def _line(name: str, x: list[Any], y: list[Any], method: str) -> dict[str, Any]:
 
 
 def _positive(value: Any) -> float | None:
-    """For a logarithmic axis."""
+    """Return the value as a number for a logarithmic axis; None unless it is positive and finite."""
     number = float(value) if isinstance(value, (int, float)) else 0.0
     return number if 0 < number < float("inf") else None

@@ -1,4 +1,4 @@
-"""Every method beside MC dropout and beside the targets: figures, curves, worths and the verdict."""
+"""Compares every method with MC dropout and with the targets: figures, curves, worths and the verdict."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compare(
     latency: list[LatencyRow],
     layers: dict[str, list[LayerRow]],
 ) -> dict[str, Any]:
-    """What `Findings` holds of it, by name."""
+    """Compare all methods with MC dropout and the targets; return the fields of `Findings` by name."""
     if not bool((mc.variance > 0).any()):
         raise InputError(
             "the outputs do not vary in a single one of these inputs: no dropout has any effect on them"
@@ -75,7 +75,7 @@ def compare(
 
 
 def add_novelty(found: dict[str, Any], known: Methods, novel: Methods, layout: Layout) -> None:
-    """How well each method tells novel inputs from known ones, added to figures and curves."""
+    """Add to figures and curves how well each method tells novel inputs from known ones."""
     for name, rows in novel.items():
         if name == PLAIN and not layout.is_classes:
             continue  # it has no score
@@ -85,5 +85,5 @@ def add_novelty(found: dict[str, Any], known: Methods, novel: Methods, layout: L
 
 
 def _predictive(rows: Predicted | Sampled) -> Tensor:
-    """As equivalence.py has it: [n, positions, K], or [n, elements, 2]."""
+    """Return the predictive as equivalence.py has it: [n, positions, K], or [n, elements, 2]."""
     return rows.probs if rows.probs is not None else torch.stack([rows.mean, rows.variance], -1)

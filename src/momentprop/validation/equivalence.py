@@ -1,4 +1,4 @@
-"""How far a predictive distribution is from MC dropout's, and how many samples that is worth.
+"""Measures how far a predictive distribution is from MC dropout's, and how many samples that is worth.
 
 Classes: the predictive is the mean of softmax over logits. Other outputs: the Gaussian with the same mean and
 variance, without observation noise. Both are tensors, so that blocks of samples are compared at once.
@@ -120,7 +120,7 @@ class Samples:
         return f"{self.bound} {self.value:,.{digits}f}".strip()
 
     def is_at_least(self, wanted: float) -> bool:
-        """Whether so many samples were reached; "> 500" says so of 500 and of less."""
+        """Say whether so many samples were reached; "> 500" says so of 500 and of less."""
         return self.bound != "<" and self.value >= wanted
 
 

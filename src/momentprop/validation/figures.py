@@ -45,7 +45,7 @@ Figures = dict[str, float | Estimate | None]
 
 @dataclass(frozen=True)
 class OutputRow:
-    """One output (or element of the outputs), over all inputs."""
+    """Holds the figures of one output (or element of the outputs), over all inputs."""
 
     output: int
     std_ratio: float
@@ -80,7 +80,7 @@ def sampling_errors(mc: Sampled) -> Figures:
 
 
 def worst_outputs(ours: Predicted, mc: Sampled) -> list[OutputRow]:
-    """Output by output, the one whose std is furthest off first."""
+    """List outputs one by one, that whose std is furthest off first."""
     rows = []
     for k in range(mc.mean.shape[1]):
         varies = mc.variance[:, k] > 0
@@ -109,7 +109,7 @@ def _limit(std: Tensor, variance_error: Tensor) -> float:
 
 
 def class_figures(probs: Tensor, truth: Tensor, targets: Tensor | None) -> Figures:
-    """Of probabilities [n, positions, K], beside MC dropout's and beside classes [n, positions]."""
+    """Compare probabilities [n, positions, K] with MC dropout's and with classes [n, positions]."""
     figures: Figures = {"entropy_correlation": related(entropy(probs), entropy(truth))}
     if targets is None:
         return figures
@@ -124,7 +124,7 @@ def class_figures(probs: Tensor, truth: Tensor, targets: Tensor | None) -> Figur
 
 
 def class_curves(probs: Tensor, targets: Tensor) -> dict[str, Any]:
-    """Reliability and selective prediction."""
+    """Return the curves of reliability and of selective prediction."""
     p, y = _as_metrics(probs, targets)
     sure, right, count = reliability(p, y, 10)
     filled = count > 0
@@ -141,7 +141,7 @@ def class_curves(probs: Tensor, targets: Tensor) -> dict[str, Any]:
 
 
 def predictive_of(ours: Predicted | Sampled, rows: Tensor) -> Any:
-    """What `regress` takes: samples where there are some, a plain output where nothing varies."""
+    """Return what `regress` takes: samples where there are some, a plain output where nothing varies."""
     mean, variance = ours.mean[rows], ours.variance[rows]
     samples = ours.samples if isinstance(ours, Sampled) else None
     if samples is not None:
@@ -151,7 +151,7 @@ def predictive_of(ours: Predicted | Sampled, rows: Tensor) -> Any:
 
 
 def regression_figures(ours: Predicted | Sampled, targets: Tensor) -> tuple[Figures, dict[str, Any]]:
-    """Noise is fitted on every second input, and everything measured on the others."""
+    """Fit the noise on every second input, and measure everything on the others."""
     numbers = torch.arange(len(targets))
     fitted, judged = (numbers[::2], numbers[1::2]) if len(numbers) > 1 else (numbers, numbers)
     y = targets.double()
@@ -183,7 +183,7 @@ def novelty(ours: Predicted | Sampled) -> Tensor:
 
 
 def novelty_figures(known: Tensor, novel: Tensor) -> tuple[Figures, dict[str, Any]]:
-    """AUROC, and the curve."""
+    """Return the AUROC of novel against known inputs, and the ROC curve."""
     figures: Figures = {"ood_auroc": auroc(known, novel)}
     false, true = roc(known, novel)
     kept = torch.cat([torch.zeros(1, dtype=torch.long), 1 + _thinned(len(false) - 1)])
@@ -195,7 +195,7 @@ def _selective(probs: Tensor, targets: Tensor) -> Any:
 
 
 def _as_metrics(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """[n, K, positions] and [n, positions], as in F.cross_entropy."""
+    """Return probabilities [n, K, positions] and targets [n, positions], as in F.cross_entropy."""
     if probs.shape[1] == 1:
         return probs[:, 0], targets[:, 0].long()
     return probs.mT, targets.long()

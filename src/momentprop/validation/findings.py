@@ -1,4 +1,4 @@
-"""What validation found out, as plain data."""
+"""Holds what validation found out, as plain data."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ QUALITY = (
 
 @dataclass(frozen=True)
 class Findings:
-    """Every method beside MC dropout. `figures` and `curves` go by the method's name."""
+    """Compares every method with MC dropout. `figures` and `curves` go by the method's name."""
 
     model: str
     task: str
@@ -85,7 +85,7 @@ class Findings:
 
     @property
     def sampling_error(self) -> str:
-        """How well MC dropout itself is known, in words."""
+        """Say in words how well MC dropout itself is known."""
         std, mean = (self.figures.get(MC, {}).get(name) for name in ("std_error", "mean_error"))
         return (
             f"Standard errors of MC dropout with {self.n_samples:,} samples (medians): "
@@ -93,7 +93,7 @@ class Findings:
         )
 
     def t_eq(self, tier: str | None = None) -> Samples:
-        """What a tier is worth in MC samples: of the recommended one, or else of the best."""
+        """Return what a tier is worth in MC samples; by default the recommended tier, or else the best."""
         if tier is None:
             chosen = self.verdict.recommendation
             tier = chosen if chosen in self.worths else max(self.worths, key=lambda t: self.worths[t].value)
@@ -101,7 +101,7 @@ class Findings:
 
 
 def shown(value: float | Estimate | None) -> str:
-    """A figure as text."""
+    """Write a figure as text."""
     if value is None:
         return "-"
     if isinstance(value, Estimate):

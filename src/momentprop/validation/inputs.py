@@ -1,4 +1,4 @@
-"""What to validate on: batches of a loader as one set of inputs and targets, checked."""
+"""Collects what to validate on: batches of a loader as one set of inputs and targets, checked."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def collect(loader: Iterable[Any], most: int, targets: bool, what: str = "the da
 
 
 def task_of(targets: Tensor | None, task: str | None) -> str:
-    """Integers are classes, other numbers a regression; without targets only moments are compared."""
+    """Tell the task: integers are classes, other numbers a regression; without targets only moments."""
     if task is not None and task not in TASKS:
         raise ValueError(f"task must be one of {', '.join(TASKS)}, not {task!r}")
     if targets is None:

@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps of a long loop, so that sums are never left half updated."""
+"""Lets Ctrl-C act only between two steps of a long loop, so that sums are never left half updated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @contextmanager
 def between_steps() -> Iterator[Callable[[], None]]:
-    """Yields check(), which raises KeyboardInterrupt if Ctrl-C was pressed; a second one acts at once.
+    """Yield check(), which raises KeyboardInterrupt if Ctrl-C was pressed; a second one acts at once.
 
     Where somebody else handles SIGINT, or this is not the main thread, nothing is changed.
     """

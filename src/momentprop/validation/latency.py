@@ -1,7 +1,7 @@
-"""What each method costs on this machine, in units of one plain pass.
+"""Measures what each method costs on this machine, in units of one plain pass.
 
-Not compiled, with the threads torch has. Methods take turns, so that a busy machine hits all of them alike;
-the ratio of medians is reported.
+Nothing is compiled, and torch keeps its number of threads. Methods take turns, so that a busy machine hits
+all of them alike; the ratio of medians is reported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SHORT = 0.1  # seconds
 
 @dataclass(frozen=True)
 class LatencyRow:
-    """Times of one batch size."""
+    """Holds the times of one batch size."""
 
     batch: int
     plain_seconds: float

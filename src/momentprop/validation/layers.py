@@ -35,7 +35,7 @@ _AT_ONCE = 2**22  # elements of all activations of the samples that run as one b
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One node. Ratio, correlation and shift are over all elements that vary, of all inputs."""
+    """Holds one node; ratio, correlation and shift are over all elements that vary, of all inputs."""
 
     depth: int
     node: str
@@ -49,7 +49,7 @@ class LayerRow:
 
     @property
     def short_operator(self) -> str:
-        """`aten.linear.default` is read as linear."""
+        """Return the operator's short name: `aten.linear.default` is read as linear."""
         return self.operator.removeprefix("aten.").split(".")[0]
 
     @property

@@ -60,7 +60,7 @@ def note(text: str) -> str:
 
 
 def filled(parts: Mapping[str, str], panels: Sequence[Panel], charts: dict[str, Any]) -> str:
-    """The template with these parts, panels and charts."""
+    """Fill the template with these parts, panels and charts."""
     parts = {
         **parts,
         "tabs": "".join(
@@ -87,7 +87,7 @@ def filled(parts: Mapping[str, str], panels: Sequence[Panel], charts: dict[str, 
 
 
 def _embedded(value: dict[str, Any]) -> str:
-    """JSON that cannot end its script element."""
+    """Write JSON that cannot end its script element."""
 
     def finite(v: Any) -> Any:
         if isinstance(v, dict):

@@ -1,4 +1,4 @@
-"""Outputs of any shape as rows: what is compared, in one layout for samples, moments and targets.
+"""Turns outputs of any shape into rows, one layout in which samples, moments and targets compare.
 
 Classes are [n, positions, K], other outputs [n, elements]. Of very many positions or elements evenly spaced
 ones are taken, the same for all methods: so memory does not grow with maps, sequences or vocabularies.
@@ -46,7 +46,7 @@ def evenly(count: int, most: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Layout:
-    """How outputs become rows."""
+    """Says how outputs become rows."""
 
     task: str
     kind: str  # multiclass, binary or multilabel
@@ -55,7 +55,7 @@ class Layout:
 
     @staticmethod
     def of(output: Tensor, task: str, head: Head, targets: Tensor | None = None) -> Layout:
-        """Of outputs [n, ...]. Logits have their classes in dimension 1, or last if the targets say so."""
+        """Return the layout of outputs [n, ...]. Classes are in dimension 1, or last if targets say so."""
         if not output.is_floating_point():
             raise InputError(f"the output must be floating-point numbers, not {output.dtype}")
         single = output.dim() == 1 or output.shape[1] == 1
@@ -69,7 +69,7 @@ class Layout:
         return Layout(task, kind, head, tuple(output.shape[1:]))
 
     def check(self, targets: Tensor) -> None:
-        """Whether these targets [n, ...] fit."""
+        """Raise unless these targets [n, ...] fit."""
         n = len(targets)
         if self.task == "regression" and targets[0].numel() != math.prod(self.shape):
             raise InputError(
@@ -95,7 +95,7 @@ class Layout:
 
     @property
     def class_dim(self) -> int:
-        """Of classes, in a tensor [n, ...]."""
+        """Return the dimension of the classes in a tensor [n, ...]."""
         dim = self.head[1] if self.head is not None else None
         return 1 if dim is None else dim % (len(self.shape) + 1)
 

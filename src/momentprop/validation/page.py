@@ -23,7 +23,7 @@ _Rows = TypeVar("_Rows")
 
 
 def page(report: Findings) -> str:
-    """The whole page."""
+    """Write the whole page."""
     verdict = report.verdict
     parts = {
         "model": escape(report.model),
@@ -42,7 +42,7 @@ def page(report: Findings) -> str:
 
 
 def failure_page(model: str, error: Exception) -> str:
-    """Of a model that cannot be converted: which operators stand in the way, and where."""
+    """Write the page of a model that cannot be converted: which operators stand in the way, and where."""
     places = getattr(error, "places", ())
     body = table(
         ["operator", "module", "place", "reason"],

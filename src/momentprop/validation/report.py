@@ -16,10 +16,10 @@ from momentprop.validation.verdict import GRADES
 
 @dataclass(frozen=True)
 class Report(Findings):
-    """What `mp.validate` returns: `print(report)`, `report.to_dict()`, `report.save_html(path)`."""
+    """Presents what `mp.validate` found: `print(report)`, `report.to_dict()`, `report.save_html(path)`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON: infinity as "inf", NaN as null."""
+        """Return plain JSON: infinity as "inf", NaN as null."""
         found: dict[str, Any] = _plain(dataclasses.asdict(self))
         found["thresholds"] = {name: dataclasses.asdict(limits) for name, limits in GRADES.items()}
         return found
@@ -44,7 +44,7 @@ class Report(Findings):
 
     @property
     def remarks(self) -> list[str]:
-        """How well the truth is known; what is not there, and why."""
+        """Say how well the truth is known, and which tiers are missing and why."""
         missing = [f"Tier {tier} is missing: {why.splitlines()[0]}" for tier, why in self.missing.items()]
         return [f"{self.sampling_error}.", *missing]
 

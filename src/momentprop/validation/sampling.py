@@ -35,7 +35,7 @@ _LEAST = 20  # samples that make a report of an interrupted first batch
 
 @dataclass(frozen=True)
 class Sampled:
-    """What MC dropout gives, as rows (outputs.py)."""
+    """Holds what MC dropout gives, as rows (outputs.py)."""
 
     n_samples: int
     mean: Tensor  # [n, elements]
@@ -53,7 +53,7 @@ class Sampled:
 
     @property
     def curve(self) -> dict[int, float]:
-        """Size of blocks -> mean divergence."""
+        """Return the mean divergence by size of blocks."""
         return {size: values.nanmean().item() for size, values in self.divergence.items()}
 
 
@@ -83,7 +83,7 @@ def sample(
     output: int = 0,
     progress: Progress | None = None,
 ) -> Sampled:
-    """All inputs; after Ctrl-C, those that are done."""
+    """Sample all inputs; after Ctrl-C, return those that are done."""
     sampler = Sampler(traced, (False,) * len(traced.input_nodes))
     position, _ = output_of(traced, output)
     if not sampler.is_random[position]:
@@ -124,7 +124,7 @@ def _chunks(run: Run, n_samples: int, seed: int) -> Any:
 
 
 class _Stream:
-    """The samples of one batch of inputs."""
+    """Sums up the samples of one batch of inputs."""
 
     def __init__(self, layout: Layout, n_samples: int, keep: int) -> None:
         self.layout, self.n_samples, self.keep = layout, n_samples, keep
@@ -185,7 +185,7 @@ class _Stream:
         )
 
     def _divergence(self) -> dict[int, Tensor]:
-        """Of blocks from all other samples, [n] for every size."""
+        """Measure the divergence of blocks from all other samples: [n] for every size."""
         found = {}
         for size, sums in self.blocks.items():
             full = min(len(sums), self.count // size)

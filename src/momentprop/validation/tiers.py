@@ -31,7 +31,7 @@ class Tiers:
 
 
 def convert_tiers(model: nn.Module, inputs: Inputs, wanted: Sequence[str] | None, unsupported: str) -> Tiers:
-    """Every tier there is; raises what the first one says if there is none."""
+    """Convert to every tier there is; raise what the first one says if there is none."""
     unknown = [tier for tier in wanted or () if tier not in TIERS]
     if unknown:
         raise ValueError(f"tiers must be among {', '.join(TIERS)}, not {unknown[0]!r}")
@@ -62,7 +62,7 @@ def convert_tiers(model: nn.Module, inputs: Inputs, wanted: Sequence[str] | None
 
 @dataclass(frozen=True)
 class Predicted:
-    """What one pass gives for all inputs: rows as in outputs.py."""
+    """Holds what one pass gives for all inputs: rows as in outputs.py."""
 
     mean: Tensor  # [n, elements]
     variance: Tensor
@@ -96,7 +96,7 @@ def predict(network: nn.Module, inputs: Inputs, layout: Layout, output: int, bat
 
 
 def plain(model: nn.Module, inputs: Inputs, layout: Layout, output: int, batch: int) -> Predicted:
-    """The network itself: variance zero."""
+    """Predict with the plain network itself, with variance zero."""
     parts = []
     for given in inputs.batches(batch):
         with torch.no_grad():

@@ -181,7 +181,7 @@ class _Validation:
         )
 
     def _example(self) -> Tensor:
-        """What the model gives for two inputs: whether it runs at all, before anything long starts."""
+        """Run the model on two inputs: this shows before anything long starts whether it runs at all."""
         given = self.inputs.first(2).tensors
         try:
             with torch.no_grad():
@@ -235,7 +235,7 @@ class _Validation:
         )
 
     def _sampled_novel(self, novel: Inputs) -> Sampled | None:
-        """None if it was interrupted before there was anything: the rest is worth a report all the same."""
+        """Return None if interrupted before there was anything: the rest is worth a report all the same."""
         try:
             return self._sampled(novel, min(self.n_samples, _OOD_SAMPLES), "sampling novel inputs")
         except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""From figures to a recommendation, by thresholds that are stated with it."""
+"""Turns figures into a recommendation, by thresholds that are stated with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GOOD, FAIR, POOR = "agrees", "usable with care", "does not agree"
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What a tier must reach, all of it, to be called by a grade."""
+    """Holds what a tier must reach, all of it, to be called by a grade."""
 
     samples: float  # worth in MC samples
     std_ratio: float  # the median within 1/this .. this
@@ -23,7 +23,7 @@ class Thresholds:
     mean_shift: float  # in units of MC's std
 
     def misses(self, worth: Samples, figures: Figures, noise: float) -> list[str]:
-        """What is not reached, in words; `noise` is the mean shift that sampling alone shows."""
+        """Say in words what is not reached; `noise` is the mean shift that sampling alone shows."""
         found = []
         if not worth.is_at_least(self.samples) and worth.bound != ">":
             found.append(f"it is worth {worth} MC samples, below {self.samples:g}")
@@ -62,7 +62,7 @@ def judge(
     layers: Mapping[str, list[LayerRow]],
     n_samples: int,
 ) -> Verdict:
-    """Of the tiers with the best grade, the cheapest that is worth at least 0.8 times the best one."""
+    """Choose among the tiers of the best grade the cheapest that is worth at least 0.8 times the best."""
     noise = 0.67 / math.sqrt(n_samples)  # the median of |N(0, 1)| / sqrt(T)
     missed = {
         grade: {t: limits.misses(worths[t], figures[t], noise) for t in worths}
@@ -128,6 +128,6 @@ def _amount(worth: Samples) -> str:
 
 def _number(figures: Figures, name: str) -> float:
     value = figures.get(name)
-    if value is None:  # not defined on these inputs: no reason against
+    if value is None:  # undefined on these inputs: does not count against the tier
         return {"std_ratio": 1.0, "std_correlation": 1.0, "std_correlation_limit": 1.0}.get(name, 0.0)
     return value if isinstance(value, (int, float)) else value.value

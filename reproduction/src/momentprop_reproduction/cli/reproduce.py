@@ -100,7 +100,7 @@ def _command(
     engine: str,
     threads: int,
 ) -> str:
-    """What to type for the same results. The data's place is left out: it is another one elsewhere."""
+    """Return what to type for the same results. The data's place is left out: it is another one elsewhere."""
     words = ["momentprop", "reproduce", name] + ["--quick"] * quick + ["--out", str(out)]
     words += ["--figures", str(figures)] if figures is not None else []
     words += ["--seed", str(seed)] if seed else []

@@ -95,7 +95,7 @@ def read_pickle(content: bytes, where: str) -> dict[Any, Any]:
 
 
 def _refuse_large_memo(content: bytes) -> None:
-    """Python makes a list as long as the largest number that the pickle gives to an object, up to 32 GB.
+    """Refuse numbers that no pickler gives: Python makes a list as long as the largest, up to 32 GB.
 
     Picklers number the objects one after the other.
     """
@@ -105,7 +105,7 @@ def _refuse_large_memo(content: bytes) -> None:
 
 
 class _Type:
-    """Stands for numpy.dtype; bytes only."""
+    """Stands for numpy.dtype; it knows bytes only."""
 
     __slots__ = ()
 
@@ -114,7 +114,7 @@ class _Type:
             raise DataError(f"has an array of type {code!r} where the images are bytes")
 
     def __setstate__(self, state: object) -> None:
-        """Byte order and the like: of no concern to bytes."""
+        """Ignore byte order and the like, which are of no concern to bytes."""
 
 
 class _Array:

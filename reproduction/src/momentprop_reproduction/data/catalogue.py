@@ -1,4 +1,4 @@
-"""The sets: where they are published, how large they are, and their checksums."""
+"""Lists the sets: where they are published, how large they are, and their checksums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading what is there, and comparing it with what was published."""
+"""Reads what is there, and compares it with what was published."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known of one set: where it is (None: nowhere), whether it is sound, and what was seen."""
+    """Holds what is known of one set: where it is (None: nowhere), whether it is sound, and what was seen."""
 
     name: str
     path: Path | None
@@ -30,7 +30,7 @@ class Finding:
 
 
 def find(name: str, root: str | os.PathLike[str] | None = None) -> Path | None:
-    """Where a set is, without reading it."""
+    """Find where a set is, without reading it."""
     try:
         return find_cifar10(root).path if name == CIFAR10 else find_uci(name, root)
     except MissingDataError:

@@ -98,7 +98,7 @@ def find_cifar10(root: str | os.PathLike[str] | None = None) -> Copy:
 
 
 def _decode_any_tar(path: Path) -> Decoded:
-    """Batches or image files, by the first file inside that belongs to either."""
+    """Decode batches or image files, by the first file inside that belongs to either."""
     files = files_inside(path, lambda name: FOLDER in name.parts or is_image(name), _ADVICE)
     first = next(files, None)
     if first is None:
@@ -111,7 +111,7 @@ def _itself(path: Path) -> list[Path]:
 
 
 def _key(copy: Copy) -> str:
-    """What the copy looks like from outside: names, sizes and dates."""
+    """Hash what the copy looks like from outside: names, sizes and dates."""
     lines = [copy.path.name]
     for path in copy.files(copy.path):
         status = path.stat()

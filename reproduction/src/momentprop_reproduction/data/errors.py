@@ -1,4 +1,4 @@
-"""What can be wrong with data, besides a damaged file."""
+"""Names what can be wrong with data, besides a damaged file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Downloading a set by its name."""
+"""Downloads a set by its name."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def is_image(path: PurePath) -> bool:
-    """Whether the name is `.../<split>/<class>/<image>`."""
+    """Say whether the name is `.../<split>/<class>/<image>`."""
     # names with a dot in front are what file managers leave behind
     named_so = path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
     return named_so and len(path.parts) >= 3 and path.parts[-3] in SPLITS

@@ -1,4 +1,4 @@
-"""What CIFAR-10 is: ten classes, so many images of each; and the two splits as arrays."""
+"""Describes CIFAR-10: ten classes, so many images of each; and holds the two splits as arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where data is looked for, and where downloads and decoded images are kept.
+"""Finds data, and the folders where downloads and decoded images are kept.
 
 Data is looked for in a folder that the caller names, and in no other; without one, in the folder that the
 environment variable MOMENTPROP_DATA names, and then among the downloads. The cache is the folder that

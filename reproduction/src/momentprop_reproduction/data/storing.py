@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, and .npz files read without trusting them."""
+"""Writes files that are either whole or not there, and reads .npz files without trusting them."""
 
 from __future__ import annotations
 

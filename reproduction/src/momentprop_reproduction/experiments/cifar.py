@@ -36,7 +36,7 @@ _REVISION = (
 
 @dataclass(frozen=True)
 class Settings:
-    """What the results depend on. `root` only says where the images are."""
+    """Holds what the results depend on. `root` only says where the images are."""
 
     seed: int = 0
     n_members: int = 5
@@ -58,7 +58,7 @@ class Settings:
 
 
 def units(settings: Settings) -> list[Unit]:
-    """The evaluation needs all others, which thus run before it."""
+    """List all units; the evaluation needs all others, which thus run before it."""
     trainings = training_units(settings)
     predictions = [_prediction(settings, *key, unit) for key, unit in trainings.items()]
     shards = _shards(settings, trainings["five", 0])
@@ -71,7 +71,7 @@ def units(settings: Settings) -> list[Unit]:
 
 
 def training_units(settings: Settings) -> dict[tuple[str, int], Unit]:
-    """One for each setting and member. Their folders depend on nothing but what the weights depend on."""
+    """List one unit for each setting and member. Their folders depend only on what the weights depend on."""
     return {
         (setting, member): Unit(
             f"cifar-train-{setting}-{member}",
@@ -145,7 +145,7 @@ def predictions(
 def _evaluate(
     workspace: Workspace, *, n_members: int, sampling: SamplingSettings, revision: int
 ) -> dict[str, Any]:
-    """All numbers. `revision` only makes a new unit of a new way to compute them."""
+    """Compute all numbers. `revision` only makes a new unit of a new way to compute them."""
     workspaces = {name: workspace.of(name) for name in workspace.needs}
     ten, ten_labels = predictions(workspaces, "ten", n_members)
     five, labels = predictions(workspaces, "five", n_members)
@@ -184,7 +184,7 @@ def _evaluate(
 
 
 def summarize(results: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """What the results page shows: the evaluation, how trainings went, whether the targets are met."""
+    """Return what the results page shows: the evaluation, how trainings went, whether targets are met."""
     trainings = {name: r for name, r in results.items() if name.startswith("cifar-train-")}
     found = results[EVALUATE]
     return {
@@ -199,7 +199,7 @@ def summarize(results: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def targets(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the accurate tier was asked for, what it gives, and whether that is enough.
+    """Say what the accurate tier was asked for, what it gives, and whether that is enough.
 
     Accuracy and NLL are means over test images: "at least as good" is missed where the 95 % interval of the
     difference to MC, image by image, lies on the wrong side of zero. `as_measured` goes by the value alone.
@@ -222,7 +222,7 @@ def targets(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _target(estimate: Mapping[str, float], *, at_least: float, within: bool = False) -> dict[str, Any]:
-    """With `within`, met as long as the interval reaches the bound."""
+    """Say whether a target is met; with `within`, it is as long as the interval reaches the bound."""
     return {
         "value": estimate["value"],
         "interval": [estimate["low"], estimate["high"]],

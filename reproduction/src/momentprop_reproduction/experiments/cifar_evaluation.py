@@ -70,9 +70,10 @@ def quality(log_probs: LogProbs, labels: Tensor) -> dict[str, Any]:
 
 
 def agreement(predicted: LogProbs, reference: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Of one network: Pearson's r with MC, of the entropy and of the first class's probability.
+    """Correlate one network with MC: Pearson's r of the entropy and of the first class's probability.
 
-    On images of known and of novel classes apart; and the mean KL divergence from MC's probabilities.
+    Images of known and of novel classes are kept apart. The mean KL divergence from MC's probabilities is
+    given too.
     """
     truth = mp.ClassPredictive(reference.double())
     found: dict[str, Any] = {}
@@ -174,7 +175,7 @@ def _auc(score: Tensor, labels: Tensor) -> metrics.Estimate:
 
 
 def _share_below(values: Tensor, points: Tensor) -> Tensor:
-    """For each point the share of the values below it, ties half."""
+    """Return for each point the share of the values below it; ties count half."""
     ordered = values.sort().values
     below = torch.searchsorted(ordered, points) + torch.searchsorted(ordered, points, right=True)
     return below.double() / (2 * len(values))

@@ -24,14 +24,17 @@ _AT_ONCE = 100  # images whose moments stay in the cache
 
 
 def has_compiler() -> bool:
-    """Whether torch.compile finds a C++ compiler; compiled, MC dropout takes half as long."""
+    """Say whether torch.compile finds a C++ compiler; compiled, MC dropout takes half as long."""
     return shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How often networks are sampled. All T passes of a repetition are new ones; so are those of the truth,
-    which is the mean over all repetitions."""
+    """Says how often networks are sampled.
+
+    All T passes of a repetition are new ones; so are those of the truth, which is the mean over all
+    repetitions.
+    """
 
     n_samples: int = 50  # of MC as a method
     sizes: tuple[int, ...] = (*range(1, 21), 25, 30, 35, 40, 50, 60, 70, 80, 90, 100, 125, 150, 175, 200)
@@ -119,7 +122,7 @@ def sample(
 
 
 def gather(workspaces: list[Workspace]) -> tuple[Tensor, Tensor]:
-    """What all shards saved, in the order of the images: entropies [repetitions, sizes, n] and log-probs."""
+    """Join what all shards saved, in the images' order: entropies [repetitions, sizes, n] and log-probs."""
     shards = [shard for w in workspaces if (shard := w.load("samples")) is not None]
     if len(shards) < len(workspaces):
         raise FileNotFoundError(

@@ -1,4 +1,4 @@
-"""Training as in the paper: NLL, the learning rate x 0.85 on plateaus, early stopping with the best weights.
+"""Trains as in the paper: NLL, the learning rate x 0.85 on plateaus, early stopping with the best weights.
 
 Optimiser (Adam, 0.001), batch size (512) and initialisation are not in the paper; they are those of the
 authors' published notebook. That notebook itself trains for 50 epochs at a constant rate on 60 % of nine
@@ -35,7 +35,7 @@ _LARGE = 1_000_003  # streams of random numbers of seeds apart from each other
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """What the weights depend on, besides data, classes and seed."""
+    """Holds what the weights depend on, besides data, classes and seed."""
 
     batch_size: int = 512
     learning_rate: float = 1e-3
@@ -50,8 +50,11 @@ class TrainingSettings:
 
 @dataclass
 class Schedule:
-    """What the validation NLL has decided so far. Both counts are Keras's: an epoch that is not the best so
-    far counts, and a reduction starts its own count again."""
+    """Holds what the validation NLL has decided so far.
+
+    Both counts are Keras's: an epoch that is not the best so far counts, and a reduction starts its own
+    count again.
+    """
 
     learning_rate: float
     best: float = float("inf")
@@ -83,7 +86,7 @@ class Schedule:
 
     @property
     def epoch(self) -> int:
-        """Epochs done."""
+        """Count the epochs done."""
         return len(self.history["train_nll"])
 
     def ends(self, settings: TrainingSettings) -> bool:
@@ -153,7 +156,7 @@ class _Fit:
         self.keep_best()
 
     def epoch(self, images: Tensor, labels: Tensor) -> float:
-        """One pass; the mean NLL over it."""
+        """Train for one pass over the data; return the mean NLL over it."""
         self.optimizer.param_groups[0]["lr"] = self.schedule.learning_rate
         self.fast.train()
         total = 0.0

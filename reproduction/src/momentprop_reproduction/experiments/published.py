@@ -1,4 +1,4 @@
-"""Figures that others have printed, each with its source; what was not found is not here.
+"""Lists figures that others have printed, each with its source; what was not found is not here.
 
 The paper's tables themselves were not at hand. Its figures below are those that this project's plan quotes
 from it, so most rows of its Table 1 stay empty on the results page.

@@ -35,7 +35,7 @@ TIERS = {"paper": "MP, paper tier", "accurate": "MP, accurate tier"}
 
 @dataclass(frozen=True)
 class Settings:
-    """What the results depend on. `root` is there for all experiments alike; this one makes its data."""
+    """Holds what the results depend on. All experiments have `root`; this one makes its own data."""
 
     seed: int = 0
     epochs: int = 2000
@@ -165,7 +165,7 @@ def _standardized(values: Tensor, of: Tensor) -> Tensor:
 
 
 def _quality(predict: Any, x: Tensor, y: Tensor, seed: int) -> dict[str, float | None]:
-    """On fresh observations inside the training range; the predictive of samples is their mixture."""
+    """Measure RMSE and NLL on fresh observations in the training range, for samples by their mixture."""
     with seeded(seed + 2):
         low, high = TRAINING_RANGE
         test_x = low + (high - low) * torch.rand(1000, 1)

@@ -34,7 +34,7 @@ SETS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What the results depend on; `root` only says where the data is.
+    """Holds what the results depend on; `root` only says where the data is.
 
     `n_splits` None means all that a set has; `epoch_factor` multiplies the epochs of the set.
     """
@@ -48,7 +48,7 @@ class Settings:
     root: Path | None = None
 
     def quick(self) -> Settings:
-        """Seconds: two small sets, two splits, a quarter of the epochs, fewer samples."""
+        """Shrink a run to seconds: two small sets, two splits, a quarter of the epochs, fewer samples."""
         return replace(
             self,
             sets=("boston", "yacht"),
@@ -60,7 +60,7 @@ class Settings:
 
 
 def units(settings: Settings) -> list[Unit]:
-    """One per set."""
+    """List one unit per set."""
     return [
         Unit(
             f"uci-{name}",

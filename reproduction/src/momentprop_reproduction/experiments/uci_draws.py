@@ -37,7 +37,7 @@ def shuffles(rng: Generator, epochs: int, n: int) -> Array:
 
 
 def dropped(rng: Generator, n: int, drop_probability: float) -> Array:
-    """Which of n elements are dropped, each by itself with probability p: positions in ascending order.
+    """Draw which of n elements are dropped, each by itself with probability p: positions in ascending order.
 
     Gaps between them are geometric: floor(E / -log(1-p)) elements kept, with E standard exponential. So the
     count is binomial and every subset has its right probability, to the 52 bits of a double.

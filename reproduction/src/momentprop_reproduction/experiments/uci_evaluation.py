@@ -78,7 +78,7 @@ def evaluate(
 
 
 def _in_batches(network: mp.BayesianNetwork, x: Tensor) -> mp.Moments:
-    """The accurate tier holds many numbers per weight and row: a batch that the cache holds is faster."""
+    """Predict in batches that the cache holds: the accurate tier keeps many numbers per weight and row."""
     parts = [network(rows) for rows in x.split(_BATCH)]
     mean, variance = torch.cat([m.mean for m in parts]), torch.cat([m.variance for m in parts])
     found = [m.jumps for m in parts if m.jumps is not None]

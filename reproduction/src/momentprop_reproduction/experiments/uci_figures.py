@@ -49,7 +49,10 @@ def table_figure(sets: Mapping[str, Any]) -> Any:
 
 
 def _likelihoods(panel: Any, sets: Mapping[str, Any]) -> None:
-    """Of order one where it matters, hundreds for a plain network: linear within +-2, then logarithmic."""
+    """Draw differences that are of order one where it matters and hundreds for a plain network.
+
+    So the scale is linear within +-2 and then logarithmic.
+    """
     panel.axvspan(-1, 1, color="0.88", linewidth=0, label="± 1 standard error of MC")
     panel.axvline(0, color="0.5", linewidth=0.8)
     for name, look in _LOOK.items():

@@ -22,7 +22,7 @@ _CHUNK = 2**17  # evaluations that are turned into likelihoods at once
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """What T samples f_t of a network say about targets y: per observation."""
+    """Holds what T samples f_t of a network say about targets y, per observation."""
 
     log_likelihood: Tensor  # log of the mean over t of N(y; f_t, 1/tau)
     mean: Tensor  # of f_t

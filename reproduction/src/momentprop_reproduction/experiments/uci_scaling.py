@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """How a training part is standardised."""
+    """Says how a training part is standardised."""
 
     mean: Tensor  # [Q]
     std: Tensor  # [Q]

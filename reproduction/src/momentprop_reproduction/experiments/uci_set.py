@@ -149,7 +149,7 @@ class _Run:
         return found
 
     def _tests(self, choices: Sequence[int]) -> list[dict[str, Any]]:
-        """What `evaluate` says about the chosen network of each split."""
+        """Return what `evaluate` says about the chosen network of each split."""
         parts = [self._part(rows) for rows, _ in self.splits]
         stack = self._trained("final", parts, list(enumerate(choices)))
         tests = []
@@ -175,7 +175,7 @@ class _Run:
         return tests
 
     def _trained(self, phase: str, parts: Sequence[_Part], points: Sequence[tuple[int, int]]) -> Stack:
-        """One network for each pair of split and grid point."""
+        """Train one network for each pair of split and grid point."""
         saved = self.workspace.load(phase)
         if saved is None:
             start = time.perf_counter()
@@ -204,19 +204,19 @@ class _Run:
         return lambda done, total: self._report(phase, done / total)
 
     def _report(self, phase: str, share: float) -> None:
-        """So much of a phase is done, and all phases before it."""
+        """Report that so much of a phase is done, and all phases before it."""
         names = list(self.work)
         before = sum(self.work[p] for p in names[: names.index(phase)])
         self.workspace.report(before + share * self.work[phase], sum(self.work.values()), phase)
 
 
 def _n_fitted(rows: Tensor) -> int:
-    """How many of the training rows a grid point is trained on; the rest validates."""
+    """Count the training rows that a grid point is trained on; the rest validates."""
     return int(0.8 * len(rows))
 
 
 def _beside_mc(stds: Sequence[dict[str, Tensor]]) -> dict[str, dict[str, float]]:
-    """By tier, over the test points of all splits: std beside that of MC dropout, ratio and correlation."""
+    """Compare std with that of MC dropout by tier, over the test points of all splits: ratio, correlation."""
     sampled = torch.cat([s["MC"] for s in stds])
     table = {}
     for tier in TIERS:

@@ -66,7 +66,7 @@ class Stack:
         return flat[:, : q * h].view(-1, q, h), flat[:, q * h : -1], flat[:, -1]
 
     def network(self, i: int, drop_probability: float) -> nn.Sequential:
-        """The i-th as an ordinary network, in evaluation mode."""
+        """Return the i-th as an ordinary network, in evaluation mode."""
         first, second, bias = (view[i] for view in self.views())
         model = nn.Sequential(
             nn.Dropout(drop_probability),
@@ -210,7 +210,10 @@ class _Training:
         self.optimizer.step()
 
     def _buffers(self, size: int) -> tuple[Tensor, Tensor]:
-        """Of inputs [networks, batch, Q + 2] and hidden units [networks, H, batch]: two sizes of batches."""
+        """Return buffers of inputs [networks, batch, Q + 2] and of hidden units [networks, H, batch].
+
+        Batches have two sizes: the last one of an epoch may be smaller.
+        """
         if size not in self.buffers:
             count = len(self.tasks)
             self.buffers[size] = (
@@ -230,7 +233,7 @@ class _Drops:
         self.cuts: list[list[int]] = []
 
     def add(self, positions: Any) -> None:
-        """Those of the next network, over all its steps."""
+        """Add the dropped positions of the next network, over all its steps."""
         self.cuts.append(np.searchsorted(positions, self.bounds).tolist())
         # where its part begins in a full batch
         positions += len(self.positions) * self.batch_size * self.width

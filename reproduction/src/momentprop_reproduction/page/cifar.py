@@ -118,7 +118,7 @@ def _quality(by_size: Mapping[str, Any], names: Mapping[str, str]) -> str:
 
 
 def _agreement(by_method: Mapping[str, Any], reference: str, names: Mapping[str, str]) -> str:
-    """Beside the paper's where it is the reference that the paper has."""
+    """Write the table of agreement with a reference, beside the paper's if the paper has that reference."""
     head = [
         f"with {reference}",
         "entropy, known",
@@ -146,7 +146,7 @@ def _novelty(by_size: Mapping[str, Any], names: Mapping[str, str]) -> str:
 
 
 def _catch_up(by_samples: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """From which T on sampling is as good."""
+    """Write the table of the T from which on sampling is as good."""
     most = by_samples["sizes"][-1]
     rows = []
     for method, size in by_samples["catch_up"].items():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """First column to the left, the others to the right.
+    """Write a table in Markdown: the first column to the left, the others to the right.
 
     >>> print(table(["set", "NLL"], [["yacht", "1.25"]]))
     | set | NLL |
@@ -51,7 +51,7 @@ def interval(value: float | None, ends: Sequence[float] | None, digits: int = 3)
 
 
 def digits_of(error: float | None, least: int = 2) -> int:
-    """How many digits show two of the error, at least `least`.
+    """Say how many digits show two of the error, at least `least`.
 
     >>> digits_of(0.041), digits_of(0.000046), digits_of(None), digits_of(0.0)
     (3, 6, 2, 2)

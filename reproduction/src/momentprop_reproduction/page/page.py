@@ -47,12 +47,12 @@ def page(folder: Path, images: str = "images") -> str:
 
 
 def section(record: dict[str, Any], images: str = "images") -> str:
-    """One experiment, and how its figures were made."""
+    """Write the section of one experiment, and how its figures were made."""
     return SECTIONS[record["experiment"]](record, images) + "\n" + _origin(record)
 
 
 def _origin(record: dict[str, Any]) -> str:
-    """Command, versions, data, seed: what stands with every figure."""
+    """Write what stands with every figure: command, versions, data, seed."""
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     data = record["summary"].get("data")
     threads, cores = record["threads"], record["cores"]

@@ -127,7 +127,7 @@ def _choices(sets: Sets) -> str:
 
 
 def _verdict(sets: Sets) -> str:
-    """Which sets miss the aim, by tier."""
+    """Say which sets miss the aim, by tier."""
     sentences = []
     for tier, name_of_tier in _OURS.items():
         differences = {
@@ -143,7 +143,7 @@ def _verdict(sets: Sets) -> str:
 
 
 def _measured(methods: Mapping[str, Any], measure: str, chosen: Iterable[str]) -> list[str]:
-    """These methods with as many digits as MC's error needs."""
+    """Write the figures of these methods with as many digits as MC's error needs."""
     digits = digits_of(methods["MC"][measure]["standard_error"])
     return [_mean(methods[method][measure], digits) for method in chosen]
 

@@ -19,7 +19,7 @@ _SECONDS = 0.5  # between two looks
 
 
 class RayCluster(Executor):
-    """As many units at a time as the cluster has CPUs for; Ray itself repeats one whose process died."""
+    """Runs as many units at a time as the cluster has CPUs for; Ray repeats one whose process died."""
 
     def __init__(self, workers: int, threads: int, progress: UnitProgress | None) -> None:
         try:

@@ -37,7 +37,7 @@ class UnitsFailedError(MomentpropError):
 
 
 class Executor(ABC):
-    """Where jobs run. `start` is called at most `capacity` times before one of them ends."""
+    """Runs jobs somewhere. `start` is called at most `capacity` times before one of them ends."""
 
     capacity: int = 1
 
@@ -55,7 +55,7 @@ class Executor(ABC):
 
 
 class InProcess(Executor):
-    """One job after the other, in this process."""
+    """Runs one job after the other, in this process."""
 
     def __init__(self, progress: UnitProgress | None) -> None:
         self.progress = progress
@@ -111,13 +111,13 @@ def run_units(
 
 
 def records(units: Sequence[Unit], folder: Path) -> list[dict[str, Any]]:
-    """What these units and those they need wrote, where finished: settings, versions, seconds, result."""
+    """Read what these units and those they need wrote, if finished: settings, versions, seconds, result."""
     jobs = [Job(unit, Path(folder)) for unit in all_units(units)]
     return [record for job in jobs if (record := job.record()) is not None]
 
 
 def unfinished(units: Sequence[Unit], folder: Path) -> list[Unit]:
-    """Those of these units, and of those they need, that `run_units` would run."""
+    """List those of these units, and of those they need, that `run_units` would run."""
     return [unit for unit in all_units(units) if Job(unit, Path(folder)).record() is None]
 
 
@@ -149,7 +149,7 @@ def _run(waiting: list[Job], executor: Executor, progress: UnitProgress | None) 
 
 
 def all_units(units: Sequence[Unit]) -> list[Unit]:
-    """Every unit once, and before it those it needs."""
+    """List every unit once, and before it those it needs."""
     found: dict[str, Unit] = {}
 
     def add(unit: Unit) -> None:

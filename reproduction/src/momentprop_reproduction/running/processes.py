@@ -21,7 +21,7 @@ _SECONDS = 0.5  # between two looks
 
 
 class Processes(Executor):
-    """At most `workers` processes at a time."""
+    """Runs each unit in a process of its own, at most `workers` at a time."""
 
     def __init__(self, workers: int, progress: UnitProgress | None) -> None:
         self.capacity = workers

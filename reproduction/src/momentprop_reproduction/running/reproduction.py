@@ -13,7 +13,7 @@ from momentprop_reproduction.running.units import Job, Unit, Workspace, write_js
 
 
 class Experiment(Protocol):
-    """What a module such as `experiments.uci` offers.
+    """Names what a module such as `experiments.uci` offers.
 
     `Settings` is a frozen dataclass with `seed`, `root` (where the data lie) and `quick()`, a variant that
     takes at most two minutes. `summarize` gets the units' results by name and returns what the results page
@@ -82,7 +82,7 @@ def _published(settings: Any) -> dict[str, Any]:
 
 
 def _merged(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One value where all units agree, else all values: a run may be resumed with other versions."""
+    """Keep one value where all units agree, else all values: a run may be resumed with other versions."""
     merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for one in found for name in one):
         values = sorted({one[name] for one in found if name in one})

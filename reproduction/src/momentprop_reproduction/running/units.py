@@ -53,7 +53,7 @@ class Unit:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the result depends on: the arguments bound in `run`, and those left at their defaults."""
+        """Return what the result depends on: arguments bound in `run`, and those left at their defaults."""
         call = self.run if isinstance(self.run, partial) else partial(self.run)
         # the first parameter left open takes the workspace
         bound = inspect.signature(call.func).bind_partial(*call.args, **call.keywords)
@@ -64,7 +64,7 @@ class Unit:
 
     @property
     def digest(self) -> str:
-        """Of the settings, and of those of the units it needs."""
+        """Hash the settings, and those of the units it needs."""
         text = json.dumps([self.settings, [need.digest for need in self.needs]], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -75,7 +75,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Workspace:
-    """What a running unit gets: its folder, a place to say how far it is, and checkpoints.
+    """Gives a running unit its folder, a place to say how far it is, and checkpoints.
 
     `needs` are the folders of the units that the running one needs, by name.
     """
@@ -108,7 +108,7 @@ class Workspace:
         return tensors
 
     def load_meta(self, name: str) -> dict[str, Any]:
-        """What was saved beside the tensors."""
+        """Read what was saved beside the tensors."""
         data = self._file(name).read_bytes()
         # the file's head: its own length in eight bytes, then JSON
         head = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
@@ -136,7 +136,7 @@ class Job:
         return self.folder / "result.json"
 
     def record(self) -> dict[str, Any] | None:
-        """What an earlier run of this revision wrote: name, settings, versions, seconds, result."""
+        """Read what an earlier run of this revision wrote: name, settings, versions, seconds, result."""
         if not self.result_file.exists():
             return None
         record: dict[str, Any] = json.loads(self.result_file.read_text(encoding="utf-8"))
@@ -181,7 +181,7 @@ def write_bytes(file: Path, data: bytes) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON knows it. None and paths, which say where and not what, become None."""
+    """Write a value as JSON knows it. None and paths, which say where and not what, become None."""
     if value is None or isinstance(value, Path):
         return None
     if isinstance(value, bool | int | float | str):

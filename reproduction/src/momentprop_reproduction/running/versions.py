@@ -1,4 +1,4 @@
-"""What a result was made with."""
+"""Says what a result was made with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PACKAGES = ("torch", "numpy", "scikit-learn", "matplotlib")
 
 
 def versions() -> dict[str, str]:
-    """Of momentprop, Python and the packages that numbers and figures depend on, where installed."""
+    """Return versions of momentprop, Python and the installed packages that numbers and figures depend on."""
     found = {"momentprop": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:

@@ -54,14 +54,14 @@ def compose(last: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 class _Roots:
-    """From which one value the values of a graph are computed element by element."""
+    """Finds the one value from which a value of a graph is computed element by element."""
 
     def __init__(self, varying: set[fx.Node]) -> None:
         self.varying = varying
         self.known: dict[fx.Node, fx.Node] = {}
 
     def of(self, node: fx.Node) -> fx.Node:
-        """The node itself, where it is no such function of one value."""
+        """Return that value; the node itself, where it is no such function of one value."""
         pending = [node]  # no recursion: chains may be long
         while pending:
             last = pending[-1]
@@ -81,7 +81,7 @@ class _Roots:
 
 
 def _between(first: fx.Node, last: fx.Node, varying: set[fx.Node]) -> list[fx.Node]:
-    """What of a composition its last operator needs, in order."""
+    """List what of a composition its last operator needs, in order."""
     found: dict[fx.Node, None] = {}
     pending = [last]
     while pending:
@@ -106,7 +106,7 @@ def _arguments(node: fx.Node) -> list[fx.Node]:
 
 
 def _shape(node: fx.Node) -> Any:
-    """The shape, compared without asking anything of symbolic sizes."""
+    """Return the shape in a form that compares without asking anything of symbolic sizes."""
     value = node.meta.get("val")
     return tuple(map(str, value.shape)) if isinstance(value, Tensor) else None
 
@@ -123,7 +123,7 @@ def _rule(graph: fx.Graph) -> Rule:
         center = function(x.mean, *constants)
 
         def inside(t: Tensor) -> Tensor:
-            """Points outside the function's domain count as its center."""
+            """Count points outside the function's domain as its center."""
             value = function(t, *constants)
             return torch.where(value.isfinite(), value, center)
 

@@ -1,4 +1,4 @@
-"""An operator without a rule -> operators that have one, by PyTorch's own decompositions.
+"""Decomposes an operator without a rule into operators that have one, by PyTorch's own decompositions.
 
 Only operators that need it are decomposed: decomposing a whole graph erases or rewrites its dropouts.
 """

@@ -1,4 +1,4 @@
-"""Operators written out in others, where PyTorch has no decomposition into operators with rules."""
+"""Writes operators out in others, where PyTorch has no decomposition into operators with rules."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Layers with random weights in a graph -> one operator each, that has a rule.
+"""Turns each layer with random weights in a graph into one operator that has a rule.
 
 `F.linear(x, F.dropout(W))` (DropConnect), `F.linear(x, mu + sigma * torch.randn_like(mu))`, the same with a
 convolution: noise of a weight has no batch dimension, so it belongs to no sample, and the covariance of
-one sample's outputs has no place for it. Together with the layer it has: seen from one sample, the layer is
+one sample's outputs cannot express it. Combined with its layer it can: seen from one sample, the layer is
 linear with noise of its own (rules/random_weights.py).
 
 Moments of the weights are computed by the rules, traced into the graph as plain operators. The elements of a
@@ -37,7 +37,7 @@ _MOVES = (*MOVES, aten.to.dtype)
 
 
 def fold_random_weights(graph: fx.Graph, inputs: Sequence[fx.Node], rules: Lookup) -> Pass:
-    """The pass for a graph: which of its weights are random follows from what depends on its inputs."""
+    """Make the pass for a graph: which of its weights are random follows from what depends on its inputs."""
     noisy = reach(graph, begins=creates_noise)
     alone = noisy - reach(graph, inputs)
 
@@ -76,7 +76,7 @@ def _weights(node: fx.Node, alone: set[fx.Node]) -> list[fx.Node]:
 
 
 def _is_independent(weight: fx.Node, noisy: set[fx.Node], rules: Lookup) -> bool:
-    """Whether elements of the weight are independent, and all noise in it is its own."""
+    """Say whether elements of the weight are independent, and all noise in it is its own."""
     size = weight.meta["val"].numel()
     for node in _chain(weight, noisy):
         op, draw = node.target, DRAWS.get(node.target)
@@ -130,7 +130,7 @@ def _moments(edit: Editor, weight: Any, alone: set[fx.Node], rules: Lookup, tran
 
 
 def _propagated(node: fx.Node, env: dict[fx.Node, Any], rules: Lookup) -> Any:
-    """What the node computes of moments."""
+    """Return what the node computes of moments."""
     args: Any
     kwargs: Any
     args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)

@@ -1,4 +1,4 @@
-"""Recurrent layers written out: what noise reaches of nn.LSTM, nn.GRU, nn.RNN and their cells.
+"""Writes out recurrent layers that noise reaches: nn.LSTM, nn.GRU, nn.RNN and their cells.
 
 In a traced graph such a layer is one operator, with dropout between its layers as an argument. Here
 
@@ -38,7 +38,7 @@ Step = Callable[[Call, fx.Node, list[fx.Node], fx.Node, dict[str, fx.Node]], lis
 def _lstm(
     call: Call, given: fx.Node, state: list[fx.Node], recurrent: fx.Node, constants: dict[str, fx.Node]
 ) -> list[fx.Node]:
-    """All four gates as one sigmoid, by tanh(x) = 2 sigmoid(2 x) - 1: its moments are what takes time."""
+    """Compute all four gates as one sigmoid, by tanh(x) = 2 sigmoid(2 x) - 1: its moments take the time."""
     if "scale" not in constants:
         n = given.meta["val"].shape[-1] // 4
         one, two = (call(aten.new_full.default, given, [n], value) for value in (1.0, 2.0))
@@ -93,7 +93,7 @@ _CELLS: dict[Any, Step] = {
 
 
 def expand_recurrent(trace: Trace, uncertain: Sequence[bool]) -> Trace:
-    """The trace with these layers written out; itself where there are none."""
+    """Return the trace with recurrent layers written out; itself where there are none."""
     if not any(node.target in _LAYERS or node.target in _CELLS for node in trace.graph.nodes):
         return trace
     copy = dataclasses.replace(trace, graph=trace.copy_graph())
@@ -238,7 +238,7 @@ def _carries(node: fx.Node) -> bool:
 
 
 def _kind(value: Any) -> Any:
-    """What decides about the shapes and types of whatever is computed from a value."""
+    """Return what decides about the shapes and types of whatever is computed from a value."""
     if isinstance(value, (list, tuple)):
         return [_kind(v) for v in value]
     return f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else value

@@ -22,7 +22,7 @@ Reader = Callable[[Editor, Any, fx.Node], fx.Node | None]  # (edit, source, geti
 
 
 def read_result(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """One of several results, by an operator of its own."""
+    """Compute one of several results by an operator of its own."""
     source: Any = node.args[0]
     read = _READERS.get((source.target, node.args[1])) if isinstance(source, fx.Node) else None
     return None if read is None else read(edit, source, node)
@@ -44,7 +44,7 @@ def _same_arguments(op: Any) -> Reader:
 
 
 def _adaptive_pool(op: Any) -> Reader:
-    """Windows are all of one size where sizes are known and divide."""
+    """Pool by windows that are all of one size, where sizes are known and divide."""
 
     def read(edit: Editor, source: Any, node: fx.Node) -> fx.Node | None:
         value: Any = source.args[0]

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def recognise_rms_norm(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """x * rsqrt(mean(x^2) + eps), x / sqrt(mean(x^2) + eps): over one dimension.
+    """Recognise x * rsqrt(mean(x^2) + eps) and x / sqrt(mean(x^2) + eps) over one dimension.
 
     Rules of the parts would take the factors for independent, which are functions of the same values.
     """
@@ -37,7 +37,7 @@ def recognise_rms_norm(node: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def _mean_square(node: Any, inverse: bool) -> tuple[Any, int, float] | None:
-    """(x, dim, eps) of rsqrt(mean(x^2, dim, keepdim) + eps), or of the square root."""
+    """Return (x, dim, eps) of rsqrt(mean(x^2, dim, keepdim) + eps), or of the square root."""
     if not isinstance(node, fx.Node):
         return None
     op, power = (aten.rsqrt.default, -0.5) if inverse else (aten.sqrt.default, 0.5)

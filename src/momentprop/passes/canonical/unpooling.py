@@ -1,12 +1,12 @@
-"""Max unpooling with the indices of a max pooling: a value goes to a random place of its window.
+"""Joins a max unpooling with the max pooling of its indices: a value goes to a random place of its window.
 
 The place is that of the largest x of the window, so element i of the window gets y with the chance P_i that
 x_i is the largest, else 0. With y independent of where,
 
     E_i = P_i E_y,    V_i = P_i (E_y^2 + V_y) - E_i^2.
 
-Seen from other variables that is P_i y; the rest is noise. (That the place moves with x is part of the noise;
-that only one element of a window gets the value is not seen.)
+Seen from other variables that is P_i y; the rest is noise. (Correlation between place and value counts as
+noise; that exactly one element is filled is ignored.)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _GEOMETRY = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
 
 
 def join_unpooling(node: fx.Node, edit: Editor) -> fx.Node | None:
-    """max_unpool2d(y, indices of x) as one operator of y and x, where windows tile x."""
+    """Write max_unpool2d(y, indices of x) as one operator of y and x, where windows tile x."""
     y, index, size = node.args[:3]
     if not isinstance(index, fx.Node) or index.target is not operator.getitem or index.args[1] != 1:
         return None
@@ -59,7 +59,7 @@ def _plain(y: Tensor, x: Tensor, kernel: list[int]) -> Tensor:
 
 
 def _wide(pooled: Tensor, kernel: list[int]) -> Tensor:
-    """Every element of a window gets the window's value."""
+    """Give every element of a window the window's value."""
     return pooled.repeat_interleave(kernel[0], -2).repeat_interleave(kernel[1], -1)
 
 

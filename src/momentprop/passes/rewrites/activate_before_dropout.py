@@ -1,4 +1,4 @@
-"""Activations like ReLU move in front of dropout."""
+"""Moves activations like ReLU in front of dropout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch norm behind a linear layer or a convolution becomes part of its weights."""
+"""Folds batch norm behind a linear layer or a convolution into its weights."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def fold_batch_norm(norm: fx.Node, edit: Editor) -> fx.Node | None:
 
 
 def has_running_statistics(norm: fx.Node) -> bool:
-    """Whether a batch norm is a function of one value, rather than of all the batch."""
+    """Say whether a batch norm is a function of one value, rather than of all the batch."""
     mean, variance, training = norm.args[3:6]
     return not training and mean is not None and variance is not None
 
 
 def _can_take(layer: fx.Node, norm: fx.Node) -> bool:
-    """Whether the channels of the norm are those of the layer's weights."""
+    """Say whether the channels of the norm are those of the layer's weights."""
     if len(layer.users) != 1:
         return False
     if layer.target is aten.linear.default:

@@ -1,4 +1,4 @@
-"""Max pooling moves in front of monotone functions."""
+"""Moves max pooling in front of monotone functions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _monotone_chain(x: Any) -> list[fx.Node]:
 
 
 def _sign(chain: list[fx.Node], n: int, edit: Editor) -> fx.Node | None:
-    """Whether the chain increases or decreases, per channel; None if it increases."""
+    """Return per channel the sign by which the chain increases or decreases; None if it increases."""
     sign = None
     for f in chain:
         weight = f.args[1] if f.target is aten.batch_norm.default else None

@@ -1,4 +1,4 @@
-"""Several reshapes in a row become one."""
+"""Merges several reshapes in a row into one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several additions of numbers and multiplications by numbers become at most one of each."""
+"""Folds additions of numbers and multiplications by numbers into at most one of each."""
 
 from __future__ import annotations
 

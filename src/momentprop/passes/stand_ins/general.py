@@ -17,7 +17,7 @@ from momentprop.rules.linearization import Propagated, mapped
 
 
 class General(StandIn):
-    """Any operator. Its linear part is its Jacobian."""
+    """Stands in for any operator. The linear part is its Jacobian."""
 
     def __init__(self, site: Site, accurate: bool) -> None:
         super().__init__(site)
@@ -60,7 +60,7 @@ class General(StandIn):
 
 
 class Linearized(General):
-    """First order: deviations are multiplied with the Jacobian at the mean."""
+    """Works to first order: deviations are multiplied with the Jacobian at the mean."""
 
     def __init__(self, site: Site, accurate: bool) -> None:
         super().__init__(site, accurate)

@@ -34,7 +34,7 @@ _NODES = (trapezoid(30, 5.0), trapezoid(4, 3.0), trapezoid(1, 1.7))
 
 
 class Pointwise(StandIn):
-    """An operator that works element by element, by its gains."""
+    """Stands in for an operator that works element by element, by its gains."""
 
     exact_noise = True  # what gains do not explain is noise; else there is none
 
@@ -62,7 +62,7 @@ class Pointwise(StandIn):
 
 
 class FirstOrder(Pointwise):
-    """Gains are derivatives at the mean."""
+    """Takes as gains the derivatives at the mean."""
 
     exactness = "first order"
     exact_noise = False
@@ -94,7 +94,7 @@ class Quadrature(Pointwise):
         finite = center.isfinite()
 
         def inside(*x: Tensor) -> Tensor:
-            """Points outside the function's domain count as its center; it may lie outside itself."""
+            """Count points outside the function's domain as its center; that may lie outside itself."""
             value = self.site.run(self.site.at(means, x))[0]
             return torch.where(finite, torch.where(value.isfinite(), value, center), 0.0)
 
@@ -110,7 +110,7 @@ class Quadrature(Pointwise):
             return list(expectation(f, means[0], variances[0], self.nodes))
 
         def rest(x: Tensor) -> Tensor:
-            """The same of the other inputs, given the first."""
+            """Return mean, variance and gains over the other inputs, given the first."""
             return torch.stack(self._expected(lambda *y: f(x, *y), means[1:], variances[1:]))
 
         (mean, within, *gains), (between, *_), (gain, *_) = expectation(

@@ -1,4 +1,4 @@
-"""Fixed deviations that stand for independent noise on every element of an operator's inputs.
+"""Makes fixed deviations that stand for independent noise on every element of an operator's inputs.
 
 Elements of one sample are numbered over all inputs, column after column. The batch, whose size is open, is
 not: samples get the same deviations, with a sign of their own. Signs are read off a hash of the number, so
@@ -35,7 +35,7 @@ class Columns:
 
     @staticmethod
     def of(shapes: Sequence[Sequence[Any]]) -> list[Columns]:
-        """For inputs of these shapes; sizes that are not numbers are open."""
+        """Number the columns of inputs of these shapes; sizes that are not numbers are open."""
         found: list[Columns] = []
         start = 0
         for shape in shapes:
@@ -49,7 +49,7 @@ class Columns:
         return numbers.reshape([1 if s is None else s for s in self.sizes])
 
     def sample_signs(self, like: Tensor) -> Tensor | float:
-        """-1 or 1 along the dimensions of open size."""
+        """Return -1 or 1, as good as random, along the dimensions of open size."""
         signs: Any = 1.0
         for dim, size in enumerate(self.sizes):
             if size is None:
@@ -59,7 +59,7 @@ class Columns:
 
 
 def groups(columns: Sequence[Columns]) -> int:
-    """Into how many groups columns are put: one each, as long as there are few."""
+    """Say into how many groups columns are put: one each, as long as there are few."""
     count = sum([c.count for c in columns])
     return count if count <= _MOST_GROUPS else _PRIME
 
@@ -68,7 +68,7 @@ Deviations = Callable[[int], list[Tensor]]  # the ith, of all inputs: made when 
 
 
 def grouped(stds: Sequence[Tensor], columns: Sequence[Columns]) -> Deviations:
-    """For every group of columns, deviations of all inputs: std times a sign there, 0 elsewhere.
+    """Make deviations of all inputs for every group of columns: std times a sign there, 0 elsewhere.
 
     The squares of what a linear map makes of them add up to the variance of its output, on average over
     signs; exactly, where an output depends on at most one column of each group.
@@ -85,7 +85,7 @@ def grouped(stds: Sequence[Tensor], columns: Sequence[Columns]) -> Deviations:
 
 
 def sampled(stds: Sequence[Tensor], columns: Sequence[Columns], table: Tensor) -> Deviations:
-    """For every row of a table of points, the deviations of all inputs."""
+    """Make the deviations of all inputs for every row of a table of points."""
     width = table.shape[1]
     numbers = [c.numbers(std.device) for c, std in zip(columns, stds, strict=True)]
     signed = [std * c.sample_signs(std) for std, c in zip(stds, columns, strict=True)]

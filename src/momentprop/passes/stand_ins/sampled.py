@@ -1,4 +1,4 @@
-"""Operators by a small sample: their results at fixed points of Gaussian inputs."""
+"""Stands in for operators by a small sample: their results at fixed points of Gaussian inputs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Sample:
         self.squares: list[Any] = [0.0] * n
 
     def add(self, deviations: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """How far the results move, and whether the point lies in the operator's domain."""
+        """Add a point; return how far results move, and whether it lies in the operator's domain."""
         found = self.site.real(self.site.run(self.site.shifted(self.means, deviations)))
         told = []
         for i, (there, here) in enumerate(zip(found, self.site.real(self.results), strict=True)):

@@ -1,4 +1,4 @@
-"""An operator at its place in the graph, as a function of the values that come in; and its derivatives.
+"""Takes an operator at its place in the graph as a function of its values, with derivatives.
 
 Derivatives are traced once, on the shapes of the graph (make_fx), and what is left are plain operators:
 nothing is differentiated at run time.
@@ -37,7 +37,7 @@ class Site:
 
     @staticmethod
     def of(node: fx.Node, random: set[fx.Node]) -> Site:
-        """Raises ValueError with a reason, where an operator cannot be taken by itself."""
+        """Make the site of a node; raise ValueError with a reason if it cannot be taken by itself."""
         assert isinstance(node.target, OpOverload)
         flat, spec = pytree.tree_flatten(fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val")))
         nodes = [n for n in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(n, fx.Node)]
@@ -66,11 +66,11 @@ class Site:
 
     @property
     def shapes(self) -> list[Any]:
-        """Of the random inputs."""
+        """Return the shapes of the random inputs."""
         return [self.examples[places[0]].shape for places in self.inputs]
 
     def values(self, args: Any, kwargs: Any) -> list[Any]:
-        """Of a call."""
+        """Return the values of a call."""
         leaves = pytree.tree_leaves((args, kwargs), is_leaf=is_moments)
         return [leaves[i] for i in self.positions]
 
@@ -103,11 +103,11 @@ class Site:
         return self.at(values, [x + d for x, d in zip(self.random(values), deviations, strict=True)])
 
     def real(self, results: Sequence[Any]) -> list[Any]:
-        """Of all results, those that are real numbers."""
+        """Select from all results those that are real numbers."""
         return [v for v, real in zip(results, self.results, strict=True) if real]
 
     def gains(self) -> Program:
-        """For an operator that works element by element: (*values) -> its derivative by every random input.
+        """Trace (*values) -> the derivative by every random input, of an operator that works by element.
 
         Inputs are broadcast first, so a derivative has the shape of the output.
         """
@@ -160,7 +160,7 @@ class Site:
         return None
 
     def random(self, values: Sequence[Any]) -> list[Tensor]:
-        """Those of the random inputs."""
+        """Select those of the random inputs."""
         return [values[places[0]] for places in self.inputs]
 
     def _pulled(

@@ -1,4 +1,4 @@
-"""What stand-ins have in common: each is the rule of one node, made from its operator alone."""
+"""Holds what stand-ins have in common: each is the rule of one node, made from its operator alone."""
 
 from __future__ import annotations
 
