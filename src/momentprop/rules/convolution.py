@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from momentprop.graph.ops import CONVOLUTIONS
 from momentprop.moments import Fact, Moments
 from momentprop.rules.channel_sums import squares_of_channels
 from momentprop.rules.facts import Contrast, Neighbours
@@ -178,14 +179,6 @@ def _convolve(n: int) -> Callable[..., Tensor]:
     return (F.conv1d, F.conv2d, F.conv3d)[n - 1]
 
 
-CONVOLUTIONS = (
-    aten.conv1d.default,
-    aten.conv1d.padding,
-    aten.conv2d.default,
-    aten.conv2d.padding,
-    aten.conv3d.default,
-    aten.conv3d.padding,
-)
 linear_map(*CONVOLUTIONS, pull=_back, facts=_facts, together=_together)
 
 

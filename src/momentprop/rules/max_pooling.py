@@ -13,6 +13,7 @@ from torch import Tensor
 
 from momentprop.gaussian.composites import composite, max_moments, relu_moments
 from momentprop.gaussian.normal import alike_max_moments, contrasted_max_moments, max_response
+from momentprop.graph.ops import AVERAGE_POOL
 from momentprop.moments import Moments
 from momentprop.rules.convolution import transposed_convolution
 from momentprop.rules.facts import Contrast, neighbours_of
@@ -21,8 +22,6 @@ from momentprop.rules.registry import Variant, rule
 from momentprop.rules.windows import Position, Sizes, Windows
 
 aten = torch.ops.aten
-
-_AVERAGES = {1: aten.avg_pool1d.default, 2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}
 
 
 @dataclass
@@ -122,7 +121,7 @@ def _alike_maxima(x: Moments, windows: Windows) -> Propagated | Moments:
     if not shifts:
         return x
     row = [*[1] * (n - 1), windows.kernel[-1]]
-    variance = _AVERAGES[n](x.variance, row) if row[-1] > 1 else x.variance
+    variance = AVERAGE_POOL[n](x.variance, row) if row[-1] > 1 else x.variance
     return Moments(*ALIKE_MAXIMA(x.mean, variance, contrast.told(shifts), windows.kernel))
 
 
