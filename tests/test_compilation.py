@@ -138,4 +138,5 @@ def test_any_batch_size_and_uncertain_inputs() -> None:
         x = torch.randn(batch, 4)
         same(compiled(x), bnn(x))
         noisy = mp.Moments(x, torch.rand_like(x))
-        same(compiled(noisy), bnn(noisy))
+        expected = bnn(noisy)  # a pattern of uncertain inputs is met outside first
+        same(compiled(noisy), expected)

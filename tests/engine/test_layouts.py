@@ -474,12 +474,11 @@ def test_batches_anywhere_are_exact(name: str) -> None:
 
 @contextmanager
 def default_device(name: str) -> Iterator[None]:
-    before = torch.get_default_device()
     torch.set_default_device(name)
     try:
         yield
     finally:
-        torch.set_default_device(before)
+        torch.set_default_device(None)
 
 
 def test_examples_are_where_the_weights_are() -> None:

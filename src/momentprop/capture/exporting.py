@@ -61,7 +61,7 @@ def export(
         return program, *kept[-1]
 
     try:
-        with private.export_for_one_thread(), speechless(), torch.no_grad():
+        with private.export_for_one_thread(any_backend=True), speechless(), torch.no_grad():
             return without_branches(model, run)
     except BranchByChanceError:
         raise

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from momentprop.gaussian import normal as gaussian
-from momentprop.graph.private import OpOverload
+from momentprop.graph.private import OpOverload, in_dispatch_mode
 
 _LIBRARY = torch.library.Library("momentprop", "DEF")
 
@@ -55,7 +54,7 @@ def _in_blocks(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_eager(tensors: Sequence[Tensor]) -> bool:
     """Say whether operators run at once and nothing remembers them: no derivatives, no tracing."""
-    if is_in_torch_dispatch_mode() or any(type(tensor) is not Tensor for tensor in tensors):
+    if in_dispatch_mode() or any(type(tensor) is not Tensor for tensor in tensors):
         return False
     return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
 

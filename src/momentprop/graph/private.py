@@ -37,6 +37,7 @@ __all__ = [
     "export_for_one_thread",
     "forget_compiled",
     "has_kernel",
+    "in_dispatch_mode",
     "is_batched",
     "load_package",
     "package_runner",
@@ -78,6 +79,15 @@ def has_kernel(name: str) -> bool:
     return torch._C._dispatch_has_kernel(name)
 
 
+def in_dispatch_mode() -> bool:
+    """Say whether something looks at all operators of this thread.
+
+    The public `is_in_torch_dispatch_mode` is a flag of the process: two threads that enter and leave modes by
+    turns can leave it set for good.
+    """
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
 def is_batched(tensor: Tensor) -> bool:
     """Say whether torch.vmap runs over the tensor: its values cannot be asked for then."""
     return torch._C._functorch.is_batchedtensor(tensor)
@@ -111,7 +121,7 @@ EXPORTING = threading.RLock()
 
 
 @contextlib.contextmanager
-def export_for_one_thread() -> Iterator[None]:
+def export_for_one_thread(any_backend: bool = False) -> Iterator[None]:
     """Limit to this thread what torch.export does to the whole process. Others wait for their turn.
 
     torch.export switches cuDNN and oneDNN off and says to all code that it is being compiled; it replaces
@@ -119,9 +129,12 @@ def export_for_one_thread() -> Iterator[None]:
     print a tensor.
     Its tracer patches methods of `nn.Module`, and where a module stands at two places of the model it hands
     out proxies of modules, to whoever asks.
+
+    With `any_backend`, cuDNN and oneDNN stay on. The sizes of the batch for which a convolution would use them
+    may then become part of the graph.
     """
     with EXPORTING, contextlib.ExitStack() as stack:
-        for module, name, new in _changes(_Here()):
+        for module, name, new in _changes(_Here(), any_backend):
             if hasattr(module, name):  # older torch does not have them all
                 stack.callback(setattr, module, name, getattr(module, name))
                 setattr(module, name, new)
@@ -137,11 +150,19 @@ class _Here:
     def __bool__(self) -> bool:
         return self.thread == threading.get_ident()
 
+    def __or__(self, other: Any) -> Any:
+        return bool(self) | other
+
+    def __and__(self, other: Any) -> Any:
+        return bool(self) & other
+
+    __ror__, __rand__ = __or__, __and__
+
     def only(self, function: Callable[..., Any], elsewhere: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: (function if self else elsewhere)(*args, **kwargs)
 
 
-def _changes(here: _Here) -> list[tuple[Any, str, Any]]:
+def _changes(here: _Here, any_backend: bool) -> list[tuple[Any, str, Any]]:
     """List names in modules of torch, and what takes their place."""
     from torch.fx.experimental import proxy_tensor
 
@@ -169,9 +190,9 @@ def _changes(here: _Here) -> list[tuple[Any, str, Any]]:
     class PerThread(threading.local, torch._ops._ModeStackStateForPreDispatch):
         pass
 
+    backends: list[tuple[Any, str, Any]] = [(export, "_ignore_backend_decomps", contextlib.nullcontext)]
     return [
-        # operators are recorded before they choose a backend
-        (export, "_ignore_backend_decomps", contextlib.nullcontext),
+        *(backends if any_backend else []),
         (export, "_compiling_state_context", compiling),
         (export, "_override_builtin_ops", builtin_ops),
         (torch._ops, "_mode_stack_state_for_pre_dispatch", PerThread()),

@@ -68,9 +68,15 @@ def rearrangement(
             mean = op(*[_map(mean_of, v) for v in moved], *rest, **kwargs)
             variance = op(*[_map(variance_of, v) for v in moved], *rest, **kwargs)
             out = pack(mean, variance)
-            if not any(map(_is_random, moved)):  # only what lends its shape or type is random
-                return Propagated(out, lambda: mapped(lambda cotangent: [None]))
-            return Propagated(out, lambda: mapped(transposed(out, *args, **kwargs)))
+            lent = [None for a in args[values:] if is_moments(a)]  # their shape or type, and nothing else
+            if not any(map(_is_random, moved)):
+                return Propagated(out, lambda: mapped(lambda cotangent: lent))
+
+            def linearize() -> Linearization:
+                pull = transposed(out, *args, **kwargs)
+                return mapped((lambda cotangent: [*pull(cotangent), *lent]) if lent else pull)
+
+            return Propagated(out, linearize)
 
         return rearrange
 
@@ -125,7 +131,7 @@ def reshape(*ops: OpOverload) -> None:
         def propagate(x: Any, *args: Any, **kwargs: Any) -> Propagated:
             rest = [mean_of(a) for a in args]
             mean, variance = op(mean_of(x), *rest, **kwargs), op(variance_of(x), *rest, **kwargs)
-            return in_same_order(Moments(mean, variance), x)
+            return in_same_order(Moments(mean, variance), x, *args)
 
         return propagate
 
@@ -134,16 +140,19 @@ def reshape(*ops: OpOverload) -> None:
         rule(op, exactness=EXACT, reference=MOVES_VALUES, refuses=refusal)(make(op))
 
 
-def in_same_order(out: Moments, x: Any) -> Propagated:
-    """A rule's answer for an output that has the elements of x in the same order."""
-    if not is_moments(x):  # only what lends its shape is random
-        return Propagated(out, lambda: mapped(lambda cotangent: [None]))
+def in_same_order(out: Moments, x: Any, *others: Any) -> Propagated:
+    """A rule's answer for an output that has the elements of x in the same order; others lend their shape."""
+    lent = [None for other in others if is_moments(other)]
+    if not is_moments(x):
+        return Propagated(out, lambda: mapped(lambda cotangent: lent))
     shape = x.shape
-    if out.shape == shape:
-        return Propagated(carried(out, x, linear=True), scaled)
-    return Propagated(
-        reshaped(out, x), lambda: mapped(lambda cotangent: [cotangent.reshape(cotangent.shape[0], *shape)])
-    )
+    if out.shape == shape and not lent:
+        return Propagated(carried(out, x), scaled)
+
+    def pull(cotangent: Tensor) -> list[Tensor | None]:
+        return [cotangent.reshape(cotangent.shape[0], *shape), *lent]
+
+    return Propagated(reshaped(out, x), lambda: mapped(pull))
 
 
 def linear_map(

@@ -165,7 +165,7 @@ def view(x: Moments, size: list[int]) -> Propagated:
 @rule(aten.view_as.default, exactness=EXACT, reference=MOVES_VALUES)
 def view_as(x: Any, other: Any) -> Propagated:
     size = mean_of(other).shape
-    return in_same_order(Moments(mean_of(x).reshape(size), variance_of(x).reshape(size)), x)
+    return in_same_order(Moments(mean_of(x).reshape(size), variance_of(x).reshape(size)), x, other)
 
 
 def _cropped(padding: list[int]) -> Pull:
