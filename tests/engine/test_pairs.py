@@ -74,6 +74,7 @@ def test_pays_while_dropped_inputs_are_few() -> None:
     assert pairs.pays(16, 0.005)
     assert pairs.pays(13, 0.1)
     assert not pairs.pays(13, 0.2)
+    assert not pairs.pays(4, 0.5)
     assert not pairs.pays(100, 0.001)
 
 

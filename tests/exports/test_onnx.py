@@ -12,13 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import momentprop as mp
-from momentprop.engine.jump import _patterns
 from momentprop.exports import verification
 from momentprop.exports.heads import head_of
-from momentprop.exports.onnx_runtime import silent_exporter
 from momentprop.exports.program import program_of
 from momentprop.exports.rounding import rounded
-from momentprop.lowering.flat_export import quiet
 from small import mlp
 
 onnx = pytest.importorskip("onnx", reason="comes with the extra onnx")
@@ -400,19 +397,3 @@ def test_errors(tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"hello")
     with pytest.raises(mp.ArchiveError, match="damaged"):
         mp.inspect(tmp_path / "bad.onnx")
-
-
-def test_ways_to_keep_or_drop_are_the_same_in_onnx(tmp_path: Path) -> None:
-    """They are the bits of numbers, and ONNX cannot shift signed ones."""
-
-    class Patterns(nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            kept, probability = _patterns(3, 0.3, x)
-            return torch.where(kept, x, 0), probability * x.sum()
-
-    x = torch.randn(3)
-    with quiet(), silent_exporter():
-        torch.onnx.export(Patterns(), (x,), tmp_path / "patterns.onnx", dynamo=True, verbose=False)
-    kept, probability = run(tmp_path / "patterns.onnx", x).values()
-    assert torch.equal(kept, torch.tensor([[n >> i & 1 for i in range(3)] for n in range(8)]) * x)
-    torch.testing.assert_close(probability, _patterns(3, 0.3, x)[1] * x.sum())
