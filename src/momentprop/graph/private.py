@@ -130,8 +130,8 @@ def export_for_one_thread(any_backend: bool = False) -> Iterator[None]:
     Its tracer patches methods of `nn.Module`, and where a module stands at two places of the model it hands
     out proxies of modules, to whoever asks.
 
-    With `any_backend`, cuDNN and oneDNN stay on. The sizes of the batch for which a convolution would use them
-    may then become part of the graph.
+    With `any_backend`, cuDNN and oneDNN stay on. For which batch sizes a convolution would use them may then
+    become part of the graph.
     """
     with EXPORTING, contextlib.ExitStack() as stack:
         for module, name, new in _changes(_Here(), any_backend):
