@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import momentprop as mp
-from momentprop.capture.trace import DROPOUTS, Trace, trace
+from momentprop.capture.trace import Trace, trace
+from momentprop.graph.ops import DROPOUTS
 from small import assert_untouched, snapshot
 
 Both = namedtuple("Both", ["logits", "auxiliary"])

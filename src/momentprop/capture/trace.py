@@ -21,20 +21,11 @@ from momentprop.capture.normalize import drop_unused_state, normalize
 from momentprop.capture.signature import Signature, split_inputs
 from momentprop.errors import InputError, TraceError, TraceNote
 from momentprop.graph.edit import remove_unused
-from momentprop.graph.ops import DROPOUTS
-from momentprop.graph.place import place_of
+from momentprop.graph.ops import DROPOUTS, HEADS
 from momentprop.graph.private import EXPORTING, FakeTensor
 from momentprop.moments import is_moments, mean_of
 
-__all__ = ["DROPOUTS", "HEADS", "Trace", "place_of", "trace"]
-
 aten = torch.ops.aten
-
-HEADS = {  # outputs made of logits
-    aten.softmax.int: "softmax",
-    aten.log_softmax.int: "log_softmax",
-    aten.sigmoid.default: "sigmoid",
-}
 
 
 @dataclass(frozen=True, eq=False)

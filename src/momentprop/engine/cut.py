@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from momentprop.capture.trace import HEADS, place_of
+from momentprop.graph.ops import HEADS
+from momentprop.graph.place import place_of
 
 
 @dataclass(frozen=True)

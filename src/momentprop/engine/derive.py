@@ -15,8 +15,8 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from momentprop.capture.trace import place_of
 from momentprop.errors import CovarianceError
+from momentprop.graph.place import place_of
 from momentprop.graph.private import FakeTensor
 from momentprop.moments import Moments, is_moments, mean_of
 from momentprop.passes.linear_parts import is_linearized

@@ -16,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from momentprop.capture.trace import Trace, place_of
+from momentprop.capture.trace import Trace
 from momentprop.engine.layouts import Layout, device_of, size_of_one
 from momentprop.engine.plan import Plan
 from momentprop.engine.program import Program, Wanted
 from momentprop.errors import CovarianceError
+from momentprop.graph.place import place_of
 from momentprop.graph.reach import reach
 from momentprop.moments import Jumps, Logits, Moments, is_moments
 from momentprop.rules.registry import RULES, Lookup, Role

@@ -11,11 +11,13 @@ from typing import Any
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from momentprop.capture.trace import HEADS, Trace, place_of
+from momentprop.capture.trace import Trace
 from momentprop.engine.cut import Cut, frontier
 from momentprop.engine.derive import derived
 from momentprop.engine.fused import Finder, Fused, Operator
 from momentprop.errors import Place
+from momentprop.graph.ops import HEADS
+from momentprop.graph.place import place_of
 from momentprop.graph.reach import creates_noise, reach
 from momentprop.passes.coverage import rule_of
 from momentprop.rules.facts import Unexplained

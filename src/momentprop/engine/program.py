@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from momentprop.capture.trace import HEADS, Trace, place_of
+from momentprop.capture.trace import Trace
 from momentprop.engine.cut import Cut
 from momentprop.engine.fused import Finder
 from momentprop.engine.layouts import Layout
@@ -18,6 +18,8 @@ from momentprop.engine.plan import Plan, Ref, Step, make_plan
 from momentprop.engine.selection import ALL_OUTPUTS, Selection
 from momentprop.engine.tape import Tape
 from momentprop.errors import CovarianceError, RuleError
+from momentprop.graph.ops import HEADS
+from momentprop.graph.place import place_of
 from momentprop.moments import as_moments, is_moments, mean_of
 from momentprop.rules.linearization import Linearization, Propagated
 from momentprop.rules.registry import Lookup

@@ -161,3 +161,8 @@ ADAPTIVE_MAX_POOLS: dict[Any, Any] = {  # and the same with windows of one size
     aten.adaptive_max_pool2d.default: aten.max_pool2d.default,
     aten.adaptive_max_pool3d.default: aten.max_pool3d.default,
 }
+HEADS: dict[Any, str] = {  # outputs made of logits
+    aten.softmax.int: "softmax",
+    aten.log_softmax.int: "log_softmax",
+    aten.sigmoid.default: "sigmoid",
+}

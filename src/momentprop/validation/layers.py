@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from momentprop.capture.trace import Trace, place_of
+from momentprop.capture.trace import Trace
 from momentprop.engine.per_sample import PerSample
 from momentprop.engine.program import Program
+from momentprop.graph.place import place_of
 from momentprop.moments import Moments, is_moments
 from momentprop.network import BayesianNetwork, inside
 from momentprop.sample import Collector, SampledMoments
