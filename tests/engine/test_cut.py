@@ -255,3 +255,26 @@ def test_compiles_and_exports() -> None:
         found = torch.compile(bnn, fullgraph=True, backend="eager")(x)
     torch.testing.assert_close(found.covariance, bnn(x).covariance)
     torch.testing.assert_close(bnn.freeze()(x).covariance, bnn(x).covariance)
+
+
+class Halves(nn.Module):
+    """The halves of a hidden layer, multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.first, self.last = nn.Dropout(0.3), nn.Linear(4, 6), nn.Linear(3, 2)
+
+    def behind(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.last(a + 2 * b)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.behind(*self.first(self.drop(x)).chunk(2, -1))
+
+
+def test_parts_of_a_list_outside_are_sources_of_their_own() -> None:
+    model, x = Halves().double().eval(), example()
+    whole = inside(with_cut(model, x, Cut.everything())).graph.graph
+    (chunk,) = [n.name for n in whole.nodes if n.target is torch.ops.aten.chunk.default]
+    bnn = with_cut(model, x, Cut.after(chunk))
+    hidden = forward_moments(bnn, x)[chunk]
+    torch.testing.assert_close(bnn(x).covariance, carried(model.behind, *hidden))

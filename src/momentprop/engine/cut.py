@@ -8,6 +8,7 @@ sweep would go on along the shortcut.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -58,10 +59,16 @@ class Cut:
         )
 
     def region(self, graph: fx.Graph, random: Collection[fx.Node]) -> set[fx.Node]:
-        """The nodes that are swept."""
+        """Find the nodes that are swept."""
         found: set[fx.Node] = set()
+        parts: set[fx.Node] = set()  # of a list that is made outside: each is a source of its own
         for node in graph.nodes:
-            if node in random and (self.inside(node) or any(n in found for n in node.all_input_nodes)):
+            if node not in random:
+                continue
+            reached = self.inside(node) or any(n in found or n in parts for n in node.all_input_nodes)
+            if reached and node.target is operator.getitem and node.args[0] not in found:
+                parts.add(node)
+            elif reached:
                 found.add(node)
         return found
 
