@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from momentprop.graph.private import FakeTensor
+from momentprop.graph.private import FakeTensor, enable_python_dispatcher
 from momentprop.moments import Moments
 from momentprop.rules.registry import Role, Rule
 
@@ -34,7 +34,7 @@ def _asked(node: fx.Node, rule: Rule) -> bool:
     if mode is None:
         return True
     try:
-        with mode, torch.no_grad():
+        with mode, enable_python_dispatcher(), torch.no_grad():
             first = fx.map_arg(node.args[:1], moments)
             rest, kwargs = fx.map_arg((node.args[1:], node.kwargs), lambda n: n.meta.get("val"))
             return rule.propagate(*first, *rest, **kwargs).linearize is not None
