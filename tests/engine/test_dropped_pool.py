@@ -125,13 +125,3 @@ def test_not_used_where_the_dropped_values_have_another_user() -> None:
             return nn.functional.max_pool2d(y, 2) + y.mean((2, 3), keepdim=True)
 
     assert not is_used(Model(), torch.randn(2, 3, 6, 6))
-
-
-def test_compiles() -> None:
-    model = nn.Sequential(nn.Dropout(0.3), nn.Conv2d(1, 2, 3), nn.Dropout(0.3), nn.MaxPool2d(2)).eval()
-    model.append(nn.Flatten())
-    x = torch.randn(2, 1, 6, 6)
-    bnn = mp.convert(model, x, "accurate")
-    compiled = torch.compile(bnn, fullgraph=True, backend="aot_eager")
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(x).covariance, bnn(x).covariance, rtol=1e-4, atol=1e-6)

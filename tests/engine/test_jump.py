@@ -148,14 +148,6 @@ def test_gradients_are_finite_at_zero_inputs() -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_compiles() -> None:
-    model, x = rare_jumps().float(), torch.randn(5, 6)
-    bnn = mp.convert(model, x)
-    with torch.no_grad():
-        compiled = torch.compile(bnn, fullgraph=True, backend="aot_eager")
-        torch.testing.assert_close(compiled(x).covariance, bnn(x).covariance)
-
-
 @pytest.mark.parametrize("activation", [nn.Sigmoid, nn.Softplus, nn.LeakyReLU, nn.Hardsigmoid])
 def test_noise_that_is_small_beside_the_mean(activation: type[nn.Module]) -> None:
     """Std 1e-4 of the mean in float32: as in float64 to 1e-3. As a difference of squares nothing was left."""

@@ -116,12 +116,3 @@ def test_deep_networks_come_closer_to_the_full_covariance(seed: int, monkeypatch
         diagonal = (mp.convert(model, x)(x).std / exact - 1).abs().mean()
     assert error < 0.02
     assert error < diagonal / 2
-
-
-def test_compiles() -> None:
-    model, x = plain(6).float(), torch.randn(5, 2)
-    bnn = mp.convert(model, x)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            torch.compile(bnn, fullgraph=True, backend="eager")(x).std, bnn(x).std, rtol=1e-4, atol=1e-6
-        )

@@ -386,16 +386,3 @@ def test_activations_in_a_network_against_sampling(activation):
     sampled = mp.monte_carlo(model, x, n_samples=4000)
     assert ((out.std / sampled.std - 1).abs() < 0.08).all()
     assert ((out.mean - sampled.mean).abs() < 0.1 * sampled.std).all()
-
-
-def test_activations_compile():
-    torch.manual_seed(0)
-    layers = [
-        nn.Sequential(nn.Linear(16, 16), activation) for activation in (nn.GELU(), nn.PReLU(16), nn.Tanh())
-    ]
-    model = nn.Sequential(nn.Dropout(0.5), *layers, nn.Linear(16, 2)).eval()
-    x = torch.randn(3, 16)
-    bnn = mp.convert(model, x, "accurate")
-    with torch.no_grad():
-        compiled = torch.compile(bnn, backend="eager", fullgraph=True)(x)
-    torch.testing.assert_close(compiled.variance, bnn(x).variance)
