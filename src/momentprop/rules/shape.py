@@ -54,8 +54,10 @@ reshape(
 
 # the same elements in another order
 rearrangement(aten.permute.default, pull=permuted)
-rearrangement(aten.transpose.int, aten.t.default, pull=swapped)
+rearrangement(aten.transpose.int, aten.t.default, aten.swapaxes.default, aten.swapdims.default, pull=swapped)
 rearrangement(
+    aten.mT.default,
+    aten.numpy_T.default,
     aten.channel_shuffle.default,
     aten.flip.default,
     aten.movedim.int,

@@ -26,7 +26,7 @@ from momentprop.graph.ops import CONVOLUTIONS, MATRIX_PRODUCTS, MOVES
 from momentprop.graph.private import OpOverload
 from momentprop.graph.reach import creates_noise, reach
 from momentprop.graph.schema import bind
-from momentprop.moments import Moments, is_moments
+from momentprop.moments import is_moments
 from momentprop.passes.runner import Pass
 from momentprop.rules.families import per_dimension
 from momentprop.rules.registry import Lookup
@@ -88,7 +88,7 @@ def _is_independent(weight: fx.Node, noisy: set[fx.Node], rules: Lookup) -> bool
             return False
         if draw is None and torch.Tag.pointwise not in op.tags and op not in _MOVES:
             return False
-        if rules.find(op) is None and op not in _MOVES:
+        if rules.find(op) is None:
             return False
     return True
 
@@ -114,11 +114,10 @@ def _moments(edit: Editor, weight: Any, alone: set[fx.Node], rules: Lookup, tran
     chain = _chain(weight, alone)
     given = list(dict.fromkeys(n for node in chain for n in node.all_input_nodes if n not in chain))
 
+    rules_alone = _with_rules(chain, given, weight, rules)
+
     def run(*values: Any) -> list[Any]:
-        env: dict[fx.Node, Any] = dict(zip(given, values, strict=True))
-        for node in chain:
-            env[node] = _propagated(node, env, rules)
-        out = env[weight]
+        out = rules_alone(*values)
         found = [out.mean, out.variance] if is_moments(out) else [out, torch.zeros_like(out)]
         return [v.t() for v in found] if transpose else found
 
@@ -129,16 +128,15 @@ def _moments(edit: Editor, weight: Any, alone: set[fx.Node], rules: Lookup, tran
     return list(edit.inline(traced, given, place=weight))
 
 
-def _propagated(node: fx.Node, env: dict[fx.Node, Any], rules: Lookup) -> Any:
-    """Return what the node computes of moments."""
-    args: Any
-    kwargs: Any
-    args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
-    op: Any = node.target
-    if op in _MOVES and is_moments(args[0]):
-        x = args[0]
-        return Moments(op(x.mean, *args[1:], **kwargs), op(x.variance, *args[1:], **kwargs))
-    return (rules.find(op) or op)(*args, **kwargs)
+def _with_rules(chain: list[fx.Node], given: list[fx.Node], result: fx.Node, rules: Lookup) -> fx.GraphModule:
+    """Make a function of these nodes in which every operator is its rule."""
+    graph = fx.Graph()
+    env = {node: graph.placeholder(node.name) for node in given}
+    for node in chain:
+        env[node] = graph.node_copy(node, env.__getitem__)
+        env[node].target = rules.find(node.target) or node.target
+    graph.output(env[result])
+    return fx.GraphModule(torch.nn.Module(), graph, "Weight")
 
 
 def _fold(node: fx.Node, edit: Editor, alone: set[fx.Node], rules: Lookup) -> fx.Node | None:
