@@ -1,7 +1,7 @@
 """Maxima and minima: of two tensors, and over dimensions of one.
 
-Of two, Clark's formulas (gaussian.py), exact for independent Gaussians. Over n elements, a tournament: the
-maximum of two halves, of two halves of the winners, and so on, each taken as Gaussian for the next round.
+Of two, Clark's formulas (gaussian/normal.py), exact for independent Gaussians. Over n elements, a tournament:
+the maximum of two halves, of two halves of the winners, and so on, each taken as Gaussian for the next round.
 To first order the maximum is the sum of the elements, weighted by their chances to win.
 """
 
@@ -115,7 +115,8 @@ def _over_dimensions(op: Any, sign: int) -> None:
 _over_dimensions(aten.amax.default, 1)
 _over_dimensions(aten.amin.default, -1)
 
-# Which element wins is taken from the means. The values are read through other operators (patterns.py).
+# Which element wins is taken from the means. The values are read through other operators
+# (passes/canonical/results.py).
 shape_query(
     aten.max.dim,
     aten.min.dim,

@@ -8,8 +8,8 @@ Exact for uncorrelated inputs. The weights are drawn once per pass, so within on
 a token sequence or an image meet the same ones: their noise is one source per weight. For a plain vector
 every unit has weights of its own, and so noise of its own.
 
-There are no such operators in PyTorch: graphs get these by dropconnect.py. Run by themselves they
-draw normal weights.
+There are no such operators in PyTorch: graphs get these by passes/canonical/random_weights.py. Run by
+themselves they draw normal weights.
 """
 
 from __future__ import annotations

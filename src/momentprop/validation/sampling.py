@@ -25,7 +25,7 @@ from momentprop.validation.outputs import Head, Layout
 
 Progress = Callable[[int, int], None]
 
-_WORKING_SET = 2**20  # elements of the largest activation: as in montecarlo.py
+_WORKING_SET = 2**20  # elements of the largest activation: as in sample.py
 _BLOCK_SUMS = 2**21  # elements of the sums kept for one size of blocks
 _KEPT, _MOST_KEPT = 2**23, 1000  # elements of samples kept of all inputs, and samples, for mixtures
 _FEWEST_KEPT = 50  # a mixture of less is no predictive distribution: then it is the Gaussian

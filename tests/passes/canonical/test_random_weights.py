@@ -172,8 +172,8 @@ def test_other_graphs_stay_as_they_are() -> None:
     assert str(traced.graph) == before
 
 
-def test_deviations_carried_forward_see_the_mean_weights() -> None:
-    """Behind a product of random matrices a few are (sketch.py): no weights are drawn for them."""
+def test_no_weights_are_drawn() -> None:
+    """Behind a product of random matrices, nothing draws weights: the same call gives the same numbers."""
     torch.manual_seed(0)
     product = Layer(lambda x, w, b: (x @ x.mT).flatten(1) @ w, 4, 4)
     model = nn.Sequential(nn.Dropout(0.3), product, dense(4, 1), nn.Tanh()).eval()

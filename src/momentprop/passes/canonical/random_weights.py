@@ -8,7 +8,7 @@ linear with noise of its own (rules/random_weights.py).
 Moments of the weights are computed by the rules, traced into the graph as plain operators. The elements of a
 weight have to be independent: drawn one by one, and changed element by element. Where several layers, or
 several steps of a recurrent one, use the same random weights, the diagonal tiers take them as drawn anew for
-each; tier `accurate` keeps them in the graph as they are (per_sample.py).
+each; tier `accurate` keeps them in the graph as they are (engine/per_sample.py).
 """
 
 from __future__ import annotations
