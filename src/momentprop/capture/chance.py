@@ -18,6 +18,8 @@ from typing import Any, cast
 
 import torch
 
+from momentprop.graph.private import import_tracer
+
 Place = tuple[str, int]  # file and line
 States = dict[str, bytes]  # of each generator, before somebody drew from it
 
@@ -39,6 +41,7 @@ def drew_meanwhile() -> Iterator[States]:
 @contextlib.contextmanager
 def own_draws(before: States | None = None) -> Iterator[list[Place]]:
     """Collect the lines where this thread draws single numbers, and put the generators back where it did."""
+    import_tracer()
     states = {**_states(), **(before or {})}
     python: list[Place] = []
     numpy: list[Place] = []

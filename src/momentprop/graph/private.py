@@ -37,6 +37,7 @@ __all__ = [
     "export_for_one_thread",
     "forget_compiled",
     "has_kernel",
+    "import_tracer",
     "in_dispatch_mode",
     "is_batched",
     "load_package",
@@ -77,6 +78,11 @@ def package_runner(path: str) -> Any:
 def has_kernel(name: str) -> bool:
     """Say whether an operator of this name is registered in this process."""
     return torch._C._dispatch_has_kernel(name)
+
+
+def import_tracer() -> None:
+    """Import what torch imports when it first traces: that takes a second, and is not to be watched."""
+    importlib.import_module("torch._dynamo")
 
 
 def in_dispatch_mode() -> bool:

@@ -1,4 +1,4 @@
-"""Finds whether a rule says how its operator acts on deviations, by running it on tensors without values."""
+"""Whether a rule says how its operator acts on deviations: it is asked, on tensors without values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from momentprop.graph.private import FakeTensor, enable_python_dispatcher
 from momentprop.moments import Moments
 from momentprop.rules.registry import Role, Rule
 
@@ -26,20 +25,31 @@ def is_linearized(node: fx.Node, rule: Rule) -> bool:
 
 
 def _asked(node: fx.Node, rule: Rule) -> bool:
-    def moments(n: fx.Node) -> Any:
-        return pytree.tree_map_only(Tensor, _random, n.meta.get("val"))
+    def value(n: fx.Node) -> Any:
+        return pytree.tree_map_only((Tensor, torch.SymInt), _example, n.meta.get("val"))
 
-    values = [v for n in (node, *node.all_input_nodes) for v in pytree.tree_leaves(n.meta.get("val"))]
-    mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
-    if mode is None:
-        return True
+    def moments(n: fx.Node) -> Any:
+        return pytree.tree_map_only(Tensor, _random, value(n))
+
     try:
-        with mode, enable_python_dispatcher(), torch.no_grad():
+        with torch.no_grad():
             first = fx.map_arg(node.args[:1], moments)
-            rest, kwargs = fx.map_arg((node.args[1:], node.kwargs), lambda n: n.meta.get("val"))
+            rest, kwargs = fx.map_arg((node.args[1:], node.kwargs), value)
             return rule.propagate(*first, *rest, **kwargs).linearize is not None
     except Exception:  # whatever is wrong shows when its gain is derived, or when the network runs
         return not (rule.elementwise and node.args and isinstance(node.args[0], fx.Node))
+
+
+def _example(value: Any) -> Any:
+    """Stand in for what was traced, with the sizes of the example inputs and without values."""
+    if isinstance(value, Tensor):
+        return torch.empty([_size(n) for n in value.shape], dtype=value.dtype, device="meta")
+    return _size(value)
+
+
+def _size(size: Any) -> int:
+    hint = size if isinstance(size, int) else size.node.hint
+    return 2 if hint is None else int(hint)
 
 
 def _random(value: Tensor) -> Any:
