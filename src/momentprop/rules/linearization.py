@@ -152,7 +152,7 @@ class Propagated:
     ... def negative(x):
     ...     return mp.Propagated(mp.Moments(-x.mean, x.variance), lambda: mp.scaled(-1.0))
     >>> model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Flatten())
-    >>> mp.convert(model, torch.ones(1, 2), "accurate")(torch.ones(1, 2)).std.tolist()
+    >>> mp.convert(model, torch.ones(1, 2))(torch.ones(1, 2)).std.tolist()
     [[1.0, 1.0]]
     """
 

@@ -2,26 +2,14 @@
 
 import pytest
 import torch
-from torch import nn
 
 import momentprop as mp
+from gaussian_layer import Apply
 from momentprop.capture.trace import trace
 from momentprop.passes.canonical import CANONICAL
 from passed import passed
 
 aten = torch.ops.aten
-
-
-class Apply(nn.Module):
-    """A function of the output of a linear layer: Gaussian, where the input is."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.first, self.function = nn.Linear(16, 12), function
-        self.weight = nn.Parameter(torch.rand(12) + 0.5)
-
-    def forward(self, x):
-        return self.function(self.first(x), self.weight)
 
 
 def rms(x, w):
