@@ -52,13 +52,6 @@ def test_only_random():
     )
 
 
-def test_one_random():
-    assert families.one_random({}, frozenset({"self"})) is None
-    assert families.one_random({}, frozenset({"self", "mat2"})) == (
-        "the product of two random tensors (mat2, self) has no rule"
-    )
-
-
 def test_rearrangement_of_constants_and_random_values(registry):
     families.rearrangement(aten.cat.default)
     found = registry.find(aten.cat.default)

@@ -40,13 +40,6 @@ def only_random(*names: str) -> Refusal:
     return refuses
 
 
-def one_random(_: Mapping[str, Any], random: frozenset[str]) -> str | None:
-    """Refuse when more than one argument is random."""
-    if len(random) > 1:
-        return f"the product of two random tensors ({', '.join(sorted(random))}) has no rule"
-    return None
-
-
 def rearrangement(
     *ops: OpOverload,
     values: int = 1,

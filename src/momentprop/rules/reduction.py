@@ -24,10 +24,6 @@ def dimensions(dim: Any, n: int) -> list[int]:
     return sorted(d % max(n, 1) for d in ([dim] if isinstance(dim, int) else dim))
 
 
-def _count(x: Moments, dim: Any) -> Any:
-    return math.prod([x.shape[d] for d in dimensions(dim, x.mean.dim())])  # a list: compilers take it
-
-
 def _back(x: Moments, dim: Any, keepdim: bool, divisor: Any) -> Pull:
     """Every element of a sum takes the sum's cotangent."""
     shape, kind = x.shape, x.dtype

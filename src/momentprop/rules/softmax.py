@@ -61,10 +61,8 @@ def log_odds_logistic(mean: Tensor, variance: Tensor) -> Tensor:
     return -mean / (1 + variance * (math.pi / 8)).sqrt()
 
 
-def log_probabilities(
-    mean: Tensor, variance: Tensor, log_odds: Any, covariance: Tensor | None = None
-) -> Tensor:
-    """log p over the last dimension; covariance, [..., K, K], counts where it is given."""
+def log_probabilities(mean: Tensor, variance: Tensor, log_odds: Any) -> Tensor:
+    """Compute log p over the last dimension from the log odds of every two classes."""
     n = mean.shape[-1]
     if n == 0:
         return mean
@@ -73,8 +71,6 @@ def log_probabilities(
     for start in range(0, n, _CHUNK):
         stop = min(start + _CHUNK, n)
         spread = variance[..., :, None] + variance[..., None, start:stop]
-        if covariance is not None:
-            spread = (spread - 2 * covariance[..., :, start:stop]).clamp_min(0)
         odds = log_odds(mean[..., :, None] - mean[..., None, start:stop], spread)
         itself = index[:, None] == index[None, start:stop]
         # the term j = k stands in for the 1 of the denominator: log 1 = 0
