@@ -14,7 +14,7 @@ from fidelity_samples import load_samples
 from torch import Tensor, nn
 
 import momentprop as mp
-from momentprop.benchmarking.turns import keep_freed_memory, take_turns
+from momentprop_reproduction.benchmarking.turns import keep_freed_memory, take_turns
 
 BATCH = 32
 MC_SIZES = [1, 2, 5, 10, 20, 50, 100, 200, 500]

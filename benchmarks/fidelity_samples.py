@@ -14,7 +14,7 @@ from images import CACHE
 from torch import Tensor, nn
 
 import momentprop as mp
-from momentprop.benchmarking.work import multiply_adds
+from momentprop_reproduction.benchmarking.work import multiply_adds
 
 CHUNK = 500  # samples
 BATCH = 100  # inputs sampled at a time: larger batches of images fall out of the caches

@@ -19,9 +19,9 @@ from collections.abc import Callable
 import torch
 
 import momentprop as mp
-from momentprop.benchmarking.subject import paper_cnn
-from momentprop.benchmarking.turns import keep_freed_memory, take_turns
-from momentprop.benchmarking.work import multiply_adds
+from momentprop_reproduction.benchmarking.subject import paper_cnn
+from momentprop_reproduction.benchmarking.turns import keep_freed_memory, take_turns
+from momentprop_reproduction.benchmarking.work import multiply_adds
 
 TIERS = ("paper", "fast", "accurate")
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 import momentprop as mp
-from momentprop.benchmarking.subject import paper_cnn
 from momentprop.exports.onnx_runtime import silent_exporter
+from momentprop_reproduction.benchmarking.subject import paper_cnn
 
 NETWORKS = ("plain", "paper", "fast", "accurate")
 RUNTIMES = ("eager", "compiled", "onnx")

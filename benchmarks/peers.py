@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 import momentprop as mp
-from momentprop.benchmarking.rows import machine
-from momentprop.benchmarking.subject import paper_cnn
-from momentprop.benchmarking.turns import keep_freed_memory, take_turns
+from momentprop_reproduction.benchmarking.rows import machine
+from momentprop_reproduction.benchmarking.subject import paper_cnn
+from momentprop_reproduction.benchmarking.turns import keep_freed_memory, take_turns
 
 Sample = Callable[[Tensor], object]
 TIERS = ("paper", "fast", "accurate")

@@ -25,10 +25,10 @@ from predictive_formulas import FORMULAS
 from torch import Tensor
 
 import momentprop as mp
-from momentprop.benchmarking.subject import paper_cnn
-from momentprop.benchmarking.turns import keep_freed_memory, take_turns
 from momentprop.predict.logits import METHODS, GaussianLogits
 from momentprop.sample import SampledMoments
+from momentprop_reproduction.benchmarking.subject import paper_cnn
+from momentprop_reproduction.benchmarking.turns import keep_freed_memory, take_turns
 
 SAMPLES = 10**6
 

@@ -1,8 +1,8 @@
 """Are we as fast as we set out to be? Bars on what `momentprop bench` measured on the paper's CNN.
 
     momentprop bench --out benchmarks/results/speed.json --figure docs/images/speed.png
-    momentprop bench momentprop.benchmarking.subject:paper_regression --input-shape 3,32,32 --no-memory
-        --method accurate --runtime compiled --out benchmarks/results/speed_regression.json
+    momentprop bench momentprop_reproduction.benchmarking.subject:paper_regression --input-shape 3,32,32
+        --no-memory --method accurate --runtime compiled --out benchmarks/results/speed_regression.json
     python benchmarks/speed_bars.py [--speed speed.json] [--regression speed_regression.json] [--threads 2]
 
 Prints every bar with what was measured, and exits with status 1 if one is missed.
@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from momentprop.benchmarking.rows import Result
+from momentprop_reproduction.benchmarking.rows import Result
 
 RESULTS = Path(__file__).parent / "results"
 BATCHES = (1, 32, 256)

@@ -5,6 +5,8 @@ with examples/serve.py on this machine's loopback address, one after the other i
 from several clients. Bounded in time; everything it starts it also stops.
 
     python examples/load_test.py [--seconds 5] [--clients 4] [--images 1 8] [--tiers fast] [--out load.json]
+
+The network comes from momentprop-reproduction: pip install ./reproduction
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ import numpy as np
 import torch
 
 import momentprop as mp
-from momentprop.benchmarking.paper_network import network
 from momentprop.exports.onnx_runtime import silent_exporter
+from momentprop_reproduction.paper_network import network
 
 SERVER = Path(__file__).with_name("serve.py")
 SHAPE = (3, 32, 32)

@@ -1,1 +1,1 @@
-"""The paper's experiments, run again with momentprop: their data, their units of work, the results page."""
+"""Runs the paper's experiments again with momentprop, and measures what uncertainty costs."""

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from momentprop.benchmarking.paper_network import network
 from momentprop_reproduction.data.location import missing, search_path
+from momentprop_reproduction.paper_network import network
 
 _FOLDER = "reference-cifar"
 

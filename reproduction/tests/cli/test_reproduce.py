@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 import momentprop
 from momentprop.cli.app import app
-from momentprop.cli.forecast import Forecast
-from momentprop.cli.unit_progress import UnitBars
 from momentprop.errors import MomentpropError
 from momentprop_reproduction.cli import reproduce as verb
+from momentprop_reproduction.cli.forecast import Forecast
+from momentprop_reproduction.cli.unit_progress import UnitBars
 from momentprop_reproduction.data import load_cifar10, load_uci
 from momentprop_reproduction.experiments.toy import TIERS
 from momentprop_reproduction.page import uci as page_uci

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import momentprop as mp
-from momentprop.benchmarking.paper_network import CLASSES, KNOWN, network
 from momentprop_reproduction.data import Images
 from momentprop_reproduction.experiments import cifar, cifar_prediction, cifar_training
 from momentprop_reproduction.experiments.cifar_prediction import SamplingSettings, gather, predict, sample
 from momentprop_reproduction.experiments.cifar_training import TrainingSettings
+from momentprop_reproduction.paper_network import CLASSES, KNOWN, network
 from momentprop_reproduction.running.reproduction import reproduce
 from momentprop_reproduction.running.units import Workspace
 

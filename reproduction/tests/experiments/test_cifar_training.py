@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from momentprop.benchmarking.paper_network import CLASSES, BitDropout, for_training, network, normalize
 from momentprop_reproduction.data import Images
 from momentprop_reproduction.experiments import cifar_training
 from momentprop_reproduction.experiments.cifar_training import Schedule, TrainingSettings, train
+from momentprop_reproduction.paper_network import CLASSES, BitDropout, for_training, network, normalize
 from momentprop_reproduction.running.units import Workspace
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from momentprop.cli.bench import bench
 from momentprop.cli.demo import demo
 from momentprop.cli.export import export
 from momentprop.cli.inspect import inspect
@@ -16,7 +15,6 @@ from momentprop.cli.verbs import add_verbs
 from momentprop.version import __version__
 
 app = typer.Typer(name="momentprop", no_args_is_help=True, add_completion=False)
-app.command()(bench)
 app.command()(demo)
 app.command()(export)
 app.command()(inspect)

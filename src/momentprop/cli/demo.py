@@ -17,8 +17,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from momentprop.benchmarking.threads import torch_threads
 from momentprop.demo import digits, toy
+from momentprop.demo.timing import torch_threads
 from momentprop.errors import MomentpropError
 from momentprop.version import __version__
 

@@ -1,9 +1,12 @@
-"""Measures the wall time of several methods side by side."""
+"""Measures the wall time of several methods side by side, on a number of threads."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
 
 
 def best_seconds(calls: Mapping[str, Callable[[], object]], repeats: int = 7) -> dict[str, float]:
@@ -24,3 +27,14 @@ def best_seconds(calls: Mapping[str, Callable[[], object]], repeats: int = 7) ->
             call()
             best[name] = min(best[name], time.perf_counter() - start)
     return best
+
+
+@contextmanager
+def torch_threads(n: int) -> Iterator[None]:
+    """Set torch's number of threads to n inside the block; afterwards it is as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from momentprop.cli.unit_progress import UnitBars
 from momentprop.errors import MomentpropError
+from momentprop_reproduction.cli.unit_progress import UnitBars
 from momentprop_reproduction.page.page import section
 from momentprop_reproduction.running.executors import unfinished
 from momentprop_reproduction.running.reproduction import reproduce as run

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import momentprop as mp
-from momentprop.benchmarking.paper_network import KNOWN, known_labels, network, normalize
 from momentprop_reproduction.data import load_cifar10
+from momentprop_reproduction.paper_network import KNOWN, known_labels, network, normalize
 from momentprop_reproduction.running.units import Workspace
 
 METHODS = ("NN", "MC", "paper", "accurate")

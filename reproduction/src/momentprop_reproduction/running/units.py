@@ -22,7 +22,7 @@ from typing import Any
 import safetensors.torch as safetensors
 from torch import Tensor
 
-from momentprop.benchmarking.threads import torch_threads
+from momentprop.demo.timing import torch_threads
 from momentprop.demo.training import seeded
 from momentprop_reproduction.running.versions import versions
 

@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from momentprop.benchmarking.methods import MC, PLAIN, SAVED, TIERS, choose
-from momentprop.benchmarking.rows import Result, Row
-from momentprop.benchmarking.run import Plan, run, start
-from momentprop.benchmarking.runtimes import RUNTIMES
-from momentprop.benchmarking.subject import Subject, paper_subject
 from momentprop.cli.failure import check_places, reported
 from momentprop.cli.models import ModelError, build_model, is_saved, parse_example
-from momentprop.cli.unit_progress import UnitBars
+from momentprop_reproduction.benchmarking.methods import MC, PLAIN, SAVED, TIERS, choose
+from momentprop_reproduction.benchmarking.rows import Result, Row
+from momentprop_reproduction.benchmarking.run import Plan, run, start
+from momentprop_reproduction.benchmarking.runtimes import RUNTIMES
+from momentprop_reproduction.benchmarking.subject import Subject, paper_subject
+from momentprop_reproduction.cli.unit_progress import UnitBars
 
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -69,7 +69,7 @@ def bench(
     with reported("bench"):
         if figure is not None:
             from momentprop import plots  # noqa: F401  (to hear at once that matplotlib is missing)
-            from momentprop.benchmarking.figure import draw
+            from momentprop_reproduction.benchmarking.figure import draw
 
             if figure.suffix not in FORMATS:
                 raise ValueError(f"--figure must end in {', '.join(FORMATS)}, not {figure.name}")

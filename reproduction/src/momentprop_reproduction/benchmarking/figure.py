@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from momentprop.benchmarking.rows import Result
+from momentprop_reproduction.benchmarking.rows import Result
 
 
 def draw(result: Result, path: str | os.PathLike[str]) -> None:

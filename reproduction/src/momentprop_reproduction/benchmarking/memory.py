@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 
-from momentprop.benchmarking.methods import Method
-from momentprop.benchmarking.programs import Setting
-from momentprop.benchmarking.runtimes import prepare
-from momentprop.benchmarking.subject import Subject
 from momentprop.graph import private
+from momentprop_reproduction.benchmarking.methods import Method
+from momentprop_reproduction.benchmarking.programs import Setting
+from momentprop_reproduction.benchmarking.runtimes import prepare
+from momentprop_reproduction.benchmarking.subject import Subject
 
 _LIMIT = 900.0  # seconds for a process: it may have to compile
 _RESET = Path("/proc/self/clear_refs")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from momentprop.benchmarking.subject import Subject
+from momentprop_reproduction.benchmarking.subject import Subject
 from small import mlp
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from momentprop.benchmarking.turns import Times
 from momentprop.version import __version__
+from momentprop_reproduction.benchmarking.turns import Times
 
 SCHEMA = 1
 _PACKAGES = ("torch", "onnxruntime", "onnx", "numpy")

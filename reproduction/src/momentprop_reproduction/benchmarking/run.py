@@ -11,16 +11,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from momentprop.benchmarking.memory import peaks
-from momentprop.benchmarking.methods import PLAIN, Method
-from momentprop.benchmarking.programs import Setting
-from momentprop.benchmarking.rows import Result, Row
-from momentprop.benchmarking.runtimes import RUNTIMES, Call, prepare
-from momentprop.benchmarking.subject import Subject
-from momentprop.benchmarking.threads import torch_threads
-from momentprop.benchmarking.turns import keep_freed_memory, take_turns
-from momentprop.benchmarking.work import work_of
+from momentprop.demo.timing import torch_threads
 from momentprop.graph import private
+from momentprop_reproduction.benchmarking.memory import peaks
+from momentprop_reproduction.benchmarking.methods import PLAIN, Method
+from momentprop_reproduction.benchmarking.programs import Setting
+from momentprop_reproduction.benchmarking.rows import Result, Row
+from momentprop_reproduction.benchmarking.runtimes import RUNTIMES, Call, prepare
+from momentprop_reproduction.benchmarking.subject import Subject
+from momentprop_reproduction.benchmarking.turns import keep_freed_memory, take_turns
+from momentprop_reproduction.benchmarking.work import work_of
 
 Progress = Callable[[str, float, float, str], None]  # unit, done, total, what is being done
 _PREPARE = {"eager": 2.0, "compiled": 2.0, "aot": 40.0, "onnx": 8.0}  # seconds per method, for the forecast

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim
 
-from momentprop.benchmarking.programs import Program
 from momentprop.network import BayesianNetwork, inside
 from momentprop.sample import WORKING_SET
 from momentprop.sampling.sampler import Run, Sampler
+from momentprop_reproduction.benchmarking.programs import Program
 
 # (module, inputs, dynamic, name) -> what runs it
 Make = Callable[[nn.Module, Sequence[Tensor], Sequence[Any], str], Program]

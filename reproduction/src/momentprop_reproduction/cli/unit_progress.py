@@ -10,7 +10,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from momentprop.cli.forecast import Forecast
+from momentprop_reproduction.cli.forecast import Forecast
 
 _LOG_EVERY = 60.0  # seconds between two lines of a log
 

@@ -14,18 +14,18 @@ from typer.testing import CliRunner
 
 import momentprop as mp
 from benched import subject
-from momentprop.benchmarking import run as running
-from momentprop.benchmarking import turns
-from momentprop.benchmarking.methods import Method, choose
-from momentprop.benchmarking.programs import Setting, exported
-from momentprop.benchmarking.rows import Result, Row
-from momentprop.benchmarking.run import Plan, run, start
-from momentprop.benchmarking.runtimes import prepare
-from momentprop.benchmarking.sampling import sample_with
-from momentprop.benchmarking.subject import Subject, paper_subject
-from momentprop.benchmarking.turns import Times, take_turns
-from momentprop.benchmarking.work import work_of
 from momentprop.cli.app import app
+from momentprop_reproduction.benchmarking import run as running
+from momentprop_reproduction.benchmarking import turns
+from momentprop_reproduction.benchmarking.methods import Method, choose
+from momentprop_reproduction.benchmarking.programs import Setting, exported
+from momentprop_reproduction.benchmarking.rows import Result, Row
+from momentprop_reproduction.benchmarking.run import Plan, run, start
+from momentprop_reproduction.benchmarking.runtimes import prepare
+from momentprop_reproduction.benchmarking.sampling import sample_with
+from momentprop_reproduction.benchmarking.subject import Subject, paper_subject
+from momentprop_reproduction.benchmarking.turns import Times, take_turns
+from momentprop_reproduction.benchmarking.work import work_of
 from small import cnn, mlp
 
 FACTORY = """

@@ -9,10 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from momentprop.benchmarking.methods import MC, PLAIN, SAVED, Method
-from momentprop.benchmarking.programs import Program, Setting, in_onnx, packaged, session
-from momentprop.benchmarking.sampling import sample_with
-from momentprop.benchmarking.subject import Subject
 from momentprop.capture.signature import EXAMPLE_BATCH
 from momentprop.exports.aoti import compile_package
 from momentprop.exports.archive import load
@@ -21,6 +17,10 @@ from momentprop.exports.onnx import export_onnx
 from momentprop.exports.onnx_runtime import check_onnx
 from momentprop.lowering.inductor import OPTIONS
 from momentprop.sample import monte_carlo
+from momentprop_reproduction.benchmarking.methods import MC, PLAIN, SAVED, Method
+from momentprop_reproduction.benchmarking.programs import Program, Setting, in_onnx, packaged, session
+from momentprop_reproduction.benchmarking.sampling import sample_with
+from momentprop_reproduction.benchmarking.subject import Subject
 
 RUNTIMES = ("eager", "compiled", "aot", "onnx")
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from momentprop import tiers
-from momentprop.benchmarking.paper_network import network
 from momentprop.convert import convert
 from momentprop.lowering.frozen import FrozenNetwork
 from momentprop.network import BayesianNetwork
+from momentprop_reproduction.paper_network import network
 
 
 @dataclass

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from momentprop.benchmarking.methods import MC, PLAIN, SAVED, Method
-from momentprop.benchmarking.subject import Subject
 from momentprop.sample import monte_carlo
+from momentprop_reproduction.benchmarking.methods import MC, PLAIN, SAVED, Method
+from momentprop_reproduction.benchmarking.subject import Subject
 
 _BATCH = 2
 
