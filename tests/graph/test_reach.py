@@ -3,7 +3,7 @@
 import torch
 from torch import fx
 
-from momentprop.graph.reach import creates_noise, reach
+from momentprop.graph.reach import creates_noise, reach, values_of
 
 aten = torch.ops.aten
 
@@ -46,3 +46,12 @@ def test_noise_that_is_switched_off():
     for arguments, creates in (((x, 0.5, True), True), ((x, 0.0, True), False), ((x, 0.5, False), False)):
         assert creates_noise(graph.call_function(aten.dropout.default, arguments)) is creates
     assert not creates_noise(graph.call_function(aten.exp.default, (x,)))
+
+
+def test_what_lends_its_shape_alone_is_not_followed():
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    index = graph.call_function(aten.expand_as.default, (x, y))
+    values = graph.call_function(aten.expand_as.default, (y, x))
+    assert {index, values} <= reach(graph, [y])
+    assert reach(graph, [y], brings=values_of) == {y, values}

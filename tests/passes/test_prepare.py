@@ -68,3 +68,15 @@ def test_all_that_is_missing_is_named_at_once() -> None:
         "aten.logcumsumexp.default",
         "aten.lgamma.default",
     ]
+
+
+@pytest.mark.parametrize("fidelity", ["paper", "fast", "accurate"])
+def test_an_index_in_the_shape_of_random_values_is_no_random_index(fidelity: str) -> None:
+    def added(x: torch.Tensor) -> torch.Tensor:
+        h = F.dropout(x, 0.5, True)
+        index = torch.tensor([0, 2, 0]).expand_as(h)
+        return torch.zeros_like(x).scatter_add(1, index, h)
+
+    out = mp.convert(Apply(added, "f"), torch.ones(2, 3), fidelity)(torch.ones(4, 3))
+    torch.testing.assert_close(out.mean, torch.tensor([2.0, 0.0, 1.0]).expand(4, 3))
+    torch.testing.assert_close(out.variance, torch.tensor([2.0, 0.0, 1.0]).expand(4, 3))

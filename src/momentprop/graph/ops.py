@@ -68,6 +68,13 @@ ARRANGEMENTS: Operators = (  # elements, some not at all or several times
     aten.slice.Tensor,
     aten.select.int,
 )
+LIKE: Operators = (  # that bring a value into the shape or type of another
+    aten.expand_as.default,
+    aten.view_as.default,
+    aten.reshape_as.default,
+    aten.type_as.default,
+    aten.to.other,
+)
 LIST_VIEWS: Operators = (
     aten.split.Tensor,
     aten.split.sizes,

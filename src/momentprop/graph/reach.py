@@ -7,11 +7,22 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from momentprop.graph.ops import draws
+from momentprop.graph.ops import LIKE, draws
 from momentprop.graph.private import HigherOrderOperator
 from momentprop.graph.schema import bind
 
 Predicate = Callable[[fx.Node], bool]
+Inputs = Callable[[fx.Node], Iterable[fx.Node]]
+
+
+def all_inputs(node: fx.Node) -> list[fx.Node]:
+    """Return all inputs of a node."""
+    return node.all_input_nodes
+
+
+def values_of(node: fx.Node) -> list[fx.Node]:
+    """Return the inputs whose values a node uses; others may lend it their shape or type."""
+    return [n for n in node.args[:1] if isinstance(n, fx.Node)] if node.target in LIKE else all_inputs(node)
 
 
 def reach(
@@ -19,14 +30,16 @@ def reach(
     starts: Iterable[fx.Node] = (),
     begins: Predicate = lambda node: False,
     carries: Predicate = lambda node: True,
+    brings: Inputs = all_inputs,
 ) -> set[fx.Node]:
     """The nodes given, those where something `begins`, and all computed from them.
 
     A node that does not carry on what its inputs bring is not reached: one that asks for their shape, say.
+    `brings` says which inputs of a node count.
     """
     found = set(starts)
     for node in graph.nodes:
-        extend(found, node, begins, carries)
+        extend(found, node, begins, carries, brings)
     return found
 
 
@@ -35,10 +48,11 @@ def extend(
     node: fx.Node,
     begins: Predicate = lambda node: False,
     carries: Predicate = lambda node: True,
+    brings: Inputs = all_inputs,
 ) -> bool:
     """Add one node to what is reached, if it is, and say whether it is."""
     if node.op == "call_function":
-        reached = begins(node) or not found.isdisjoint(node.all_input_nodes)
+        reached = begins(node) or not found.isdisjoint(brings(node))
         if reached and carries(node):
             found.add(node)
     return node in found

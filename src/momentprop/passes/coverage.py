@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from momentprop.errors import Place
 from momentprop.graph.place import place_of
-from momentprop.graph.reach import creates_noise, is_number, reach
+from momentprop.graph.reach import creates_noise, is_number, reach, values_of
 from momentprop.graph.schema import bind
 from momentprop.passes.linear_parts import is_linearized
 from momentprop.rules.registry import Lookup, Role, Rule
@@ -36,7 +36,7 @@ class Coverage:
 def analyze(graph: fx.Graph, rules: Lookup, random_inputs: Iterable[fx.Node] = ()) -> Coverage:
     """Follow the noise of dropouts and of uncertain inputs through the graph."""
     random = reach(
-        graph, random_inputs, begins=creates_noise, carries=lambda node: not _is_known(node, rules)
+        graph, random_inputs, creates_noise, lambda node: not _is_known(node, rules), brings=values_of
     )
     sources = [node for node in graph.nodes if node.op == "call_function" and creates_noise(node)]
     drawing = set(sources)

@@ -24,7 +24,7 @@ from momentprop.capture.trace import Trace
 from momentprop.errors import MissingRuleError
 from momentprop.graph.edit import Editor, remove_unused
 from momentprop.graph.place import place_of
-from momentprop.graph.reach import creates_noise, extend
+from momentprop.graph.reach import creates_noise, extend, values_of
 from momentprop.graph.schema import bind
 from momentprop.rules.registry import RULES, Role
 
@@ -116,7 +116,7 @@ class _Expansion:
     def run(self) -> bool:
         changed = False
         for node in list(self.graph.nodes):
-            if node in self.edit.erased or not extend(self.random, node, creates_noise, _carries):
+            if node in self.edit.erased or not extend(self.random, node, creates_noise, _carries, values_of):
                 continue
             if node.target in _LAYERS or node.target in _CELLS:
                 self.node = node
@@ -131,7 +131,7 @@ class _Expansion:
         kind = f"{target}{fx.map_arg(args, lambda n: _kind(n.meta['val']))}"
         node = self.edit.op(target, *args, value=self.values.get(kind, value))
         self.values[kind] = node.meta["val"]
-        extend(self.random, node, creates_noise, _carries)
+        extend(self.random, node, creates_noise, _carries, values_of)
         return node
 
     def _cell(self) -> Any:
