@@ -16,6 +16,7 @@ from momentprop.capture.trace import Trace, trace
 from momentprop.engine.layouts import size_of_one
 from momentprop.engine.selection import Selection
 from momentprop.errors import CovarianceError, FidelityNote, MissingRuleError
+from momentprop.guard import doubt
 from momentprop.moments import is_moments
 from momentprop.network import BayesianNetwork
 from momentprop.passes.coverage import analyze
@@ -90,13 +91,22 @@ def convert(
         return BayesianNetwork(model, traced, Request(tier, selection, unsupported, jumps), uncertain)
 
     if fidelity != tiers.AUTO:
-        return network(tiers.named(fidelity))
+        asked = network(tiers.named(fidelity))
+        against = doubt(asked, example_inputs, leaves)
+        if against is not None:
+            warnings.warn(f"tier {fidelity!r} may be wrong here: {against}", FidelityNote, stacklevel=2)
+        return asked
     reason = _too_many(traced, uncertain, selection)
     if not reason:
         try:
-            return network(tiers.ACCURATE)
+            accurate = network(tiers.ACCURATE)
         except (CovarianceError, MissingRuleError) as error:
             reason = str(error)
+        else:
+            against = doubt(accurate, example_inputs, leaves)
+            if against is None:
+                return accurate
+            reason = f"tier {tiers.ACCURATE.name!r} may be wrong: {against}"
     if jumps:
         raise CovarianceError(f"jumps= needs tier {str(tiers.ACCURATE)!r}, against which speaks: {reason}")
     fast = network(tiers.FAST)  # first: what it cannot do either is an error, and no note
