@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -240,6 +241,25 @@ def test_threads_get_what_one_gets(tier: str) -> None:
         calls = [(pattern, pool.submit(bnn, *given(pattern))) for pattern in PATTERNS * 8]
         for pattern, call in calls:
             assert_equal(call.result(), expected[pattern])
+
+
+def test_a_network_prints_what_it_is() -> None:
+    network = mp.convert(nn.Sequential(mlp(), nn.ReLU(), nn.Dropout(0.1)).eval(), torch.zeros(2, 4), "fast")
+    shown = "tier='fast', float32[batch, 4] -> float32[batch, 3], dropout: 1 x p=0.1, 1 x p=0.3"
+    assert repr(network) == f"{type(network).__name__}({shown})"
+    assert (network.device, network.dtype) == (torch.device("cpu"), torch.float32)
+
+
+def test_pickled_networks_are_what_archives_give() -> None:
+    network, x = mp.convert(mlp().eval(), torch.zeros(2, 4)), torch.randn(3, 4)
+    again = pickle.loads(pickle.dumps(network))
+    torch.testing.assert_close(again(x).covariance, network(x).covariance)
+
+
+def test_the_models_configuration_is_the_networks() -> None:
+    model = mlp().eval()
+    model.config = {"labels": 3}
+    assert mp.convert(model, torch.zeros(2, 4)).config is model.config
 
 
 @TIERS

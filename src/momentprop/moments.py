@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ class Fact:
 
 
 Kind = TypeVar("Kind", bound=Fact)
+Some = TypeVar("Some", bound="Moments")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,12 +97,113 @@ class Moments:
         jumps = None if self.jumps is None else self.jumps.to(*args, **kwargs)
         return Moments(mean, variance, covariance, indices, logits, jumps)
 
-    def detach(self) -> Moments:
+    def cpu(self) -> Self:
+        return pytree.tree_map_only(Tensor, Tensor.cpu, self)
+
+    def detach(self) -> Self:
         return pytree.tree_map_only(Tensor, Tensor.detach, self)
 
+    @property
+    def stddev(self) -> Tensor:
+        """Return the standard deviation under the name that torch.distributions has for it."""
+        return self.std
+
+    @property
+    def correlation(self) -> Tensor | None:
+        """Return the correlation of the outputs, [batch, K, K], where their covariance is known.
+
+        What does not vary is correlated with nothing but itself.
+        """
+        if self.covariance is None:
+            return None
+        std = self.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+        scale = torch.where(std > 0, std, torch.inf).reciprocal()
+        found = self.covariance * scale[..., None] * scale[..., None, :]
+        one = torch.eye(std.shape[-1], dtype=torch.bool, device=self.device)
+        return torch.where(one, 1.0, found.clamp(-1, 1))
+
+    def distribution(self) -> torch.distributions.Distribution:
+        """Return a normal distribution of these moments, one event for each input of the batch.
+
+        With the covariance of all outputs it is a `MultivariateNormal` over them in row-major order; a trace
+        of independent noise, of a few units of rounding, makes singular covariances regular. Without, the
+        elements are independent.
+
+        >>> import torch
+        >>> Moments(torch.zeros(2, 3), 0.25).distribution().log_prob(torch.zeros(2, 3)).shape
+        torch.Size([2])
+        """
+        if self.covariance is None or self.indices is not None:
+            tiny = torch.finfo(self.dtype).tiny
+            normal = torch.distributions.Normal(self.mean, self.std.clamp_min(tiny))
+            return torch.distributions.Independent(normal, max(self.mean.dim() - 1, 0))
+        *batch, k, _ = self.covariance.shape
+        largest = self.covariance.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
+        rounding = torch.finfo(self.dtype)
+        noise = (10 * k * rounding.eps * largest).clamp_min(rounding.tiny)
+        regular = self.covariance + noise * torch.eye(k, dtype=self.dtype, device=self.device)
+        return torch.distributions.MultivariateNormal(self.mean.reshape(*batch, k), regular)
+
+    def numpy(self) -> dict[str, Any]:
+        """Return mean, std, and covariance and indices where they are known, as numpy arrays by name."""
+        names = ("mean", "std", "covariance", "indices")
+        given = {name: getattr(self, name) for name in names}
+        return {name: v.detach().cpu().numpy() for name, v in given.items() if v is not None}
+
+    def __len__(self) -> int:
+        """Count the inputs of the batch."""
+        return len(self.mean)
+
+    def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Self:
+        """Choose inputs of the batch, with everything that is known of them.
+
+        >>> import torch
+        >>> x = Moments(torch.arange(6.0).reshape(2, 3), 0.25)
+        >>> x[0].mean.tolist(), x[-1:].shape
+        ([0.0, 1.0, 2.0], torch.Size([1, 3]))
+        """
+        if isinstance(index, tuple) or index is None or index is ...:
+            raise TypeError(
+                "an index chooses inputs of the batch; index .mean, .variance and .covariance else"
+            )
+        return _over_batch(lambda parts, dim: parts[0][(slice(None),) * dim + (index,)], self)
+
+    def __iter__(self) -> Iterator[Self]:
+        return (self[i] for i in range(len(self)))
+
+    def __bool__(self) -> bool:
+        return True  # also an empty batch is not nothing
+
+    @staticmethod
+    def cat(parts: Sequence[Some]) -> Some:
+        """Put batches one behind the other, as `torch.cat` does.
+
+        >>> import torch
+        >>> Moments.cat([Moments(torch.zeros(2, 3), 0.25), Moments(torch.ones(1, 3), 0.5)]).shape
+        torch.Size([3, 3])
+        """
+        return _over_batch(lambda tensors, dim: torch.cat(tensors, dim), *parts)
+
+    @staticmethod
+    def stack(parts: Sequence[Some]) -> Some:
+        """Make a batch of single inputs, as `torch.stack` does; data loaders collate with it."""
+        return _over_batch(lambda tensors, dim: torch.stack(tensors, dim), *parts)
+
     def __repr__(self) -> str:
-        extra = "" if self.covariance is None else ", with covariance"
-        return f"Moments(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device}{extra})"
+        return f"{type(self).__name__}({', '.join(self._says())})"
+
+    def _says(self) -> list[str]:
+        says = [f"shape={tuple(self.shape)}", f"dtype={self.dtype}", f"device={self.device}"]
+        return says if self.covariance is None else [*says, "with covariance"]
+
+    def _repr_html_(self) -> str:
+        """Show the first inputs in notebooks, as mean +- std."""
+        mean, std = (v.detach().reshape(len(v) if v.dim() else 1, -1)[:5, :8] for v in (self.mean, self.std))
+        rows = [
+            "".join(f"<td>{m:.4g} &plusmn; {s:.2g}</td>" for m, s in zip(means, stds, strict=True))
+            for means, stds in zip(mean.tolist(), std.tolist(), strict=True)
+        ]
+        return f"<p><code>{self!r}</code></p><table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +262,22 @@ pytree.register_pytree_node(
         None,
     ),
 )
+
+
+_BATCH_SECOND = ("effects", "probabilities", "kept")  # tensors with something else in front
+
+
+def _over_batch(change: Callable[[tuple[Tensor, ...], int], Tensor], *parts: Any) -> Any:
+    """Change every tensor of moments; `change(tensors, dim)` is told which dimension is the batch."""
+
+    def at(path: Any, *tensors: Any) -> Any:
+        return None if tensors[0] is None else change(tensors, int(path[-1].name in _BATCH_SECOND))
+
+    return pytree.tree_map_with_path(at, *parts)
+
+
+# what torch.load(weights_only=True) may make of a file
+torch.serialization.add_safe_globals([Moments, Logits, Jumps])
 
 
 def is_moments(value: object) -> bool:

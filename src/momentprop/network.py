@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from momentprop.capture.signature import rebuild_output
 from momentprop.capture.trace import Trace
@@ -17,15 +18,18 @@ from momentprop.engine.layouts import Layout, layouts
 from momentprop.engine.per_sample import PerSample, per_sample
 from momentprop.engine.program import Program, Wanted
 from momentprop.errors import InputError, MomentpropError, NoDropoutError
+from momentprop.graph.ops import DROPOUTS
+from momentprop.graph.private import collate_with
 from momentprop.lowering.frozen import FrozenNetwork, freeze
 from momentprop.lowering.inductor import Compiled
-from momentprop.moments import as_moments, is_moments, plain
+from momentprop.moments import Moments, as_moments, is_moments, plain
 from momentprop.passes.prepare import Prepared, prepare
 from momentprop.summary import Summary, summarize
 from momentprop.tiers import Request, Tier
 
 Pattern = tuple[bool, ...]  # which of the inputs, flattened, are uncertain
 
+collate_with(Moments, Moments.stack)  # uncertain inputs may come from a data set
 
 _BUILDING = threading.RLock()
 
@@ -83,6 +87,8 @@ class BayesianNetwork(Compiled):
             )
         self._programs = {uncertain: built}
         self.training = False
+        if hasattr(model, "config"):  # which pipelines of transformers ask for
+            self.config = model.config
 
     @property
     def tier(self) -> Tier:
@@ -93,6 +99,25 @@ class BayesianNetwork(Compiled):
     def fidelity(self) -> str:
         """The name of the tier of rules in use."""
         return self._request.tier.name
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the network's weights."""
+        return next((t.device for t in self._state()), torch.device("cpu"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the network's weights."""
+        return next((t.dtype for t in self._state() if t.is_floating_point()), torch.get_default_dtype())
+
+    def __repr__(self) -> str:
+        graph, inputs = self._trace.graph, self._trace.input_nodes
+        outputs: Any = next(reversed(graph.nodes)).args[0]
+        drops = [n.args[1] for n in graph.nodes if n.target in DROPOUTS and n.args[2]]
+        rates = ", ".join(f"{drops.count(p)} x p={p:g}" for p in sorted({*drops}))
+        given, returned = (", ".join(filter(None, map(_shape, nodes))) for nodes in (inputs, outputs))
+        says = f"tier={self.fidelity!r}, {given} -> {returned}, dropout: {rates or 'other noise'}"
+        return f"{type(self).__name__}({says})"
 
     def _state(self) -> list[Tensor]:
         """Parameters, buffers and constants, as programs take them first."""
@@ -135,6 +160,13 @@ class BayesianNetwork(Compiled):
         outputs = program(*self._state(), *leaves)
         moments = [plain(value) if is_moments(value) else as_moments(value) for value in outputs]
         return rebuild_output(moments, self._trace.out_spec)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BayesianNetwork:
+        """Copy the weights; pickle, which would decide this otherwise, goes by way of an archive."""
+        made: BayesianNetwork = object.__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BayesianNetwork:
         """Do what nn.Module._apply does, with new parameters instead of overwriting the model's."""
@@ -196,6 +228,15 @@ def _moved(tensor: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
     if new is plain:
         return tensor
     return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
+
+
+def _shape(node: Any) -> str:
+    """Describe an input or output, such as float32[batch, 3]; nothing but tensors has a shape."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if not isinstance(value, Tensor):
+        return ""
+    sizes = [str(n) if isinstance(n, int) else "batch" for n in value.shape]
+    return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
 
 
 _EMPTY = nn.Module()

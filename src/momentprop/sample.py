@@ -50,6 +50,9 @@ class SampledMoments(Moments):
     def to(self, *args: Any, **kwargs: Any) -> SampledMoments:
         return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(*args, **kwargs), self)
 
+    def _says(self) -> list[str]:
+        return [*super()._says(), f"n_samples={self.n_samples}"]
+
     @property
     def samples(self) -> Tensor:
         """All samples; kept when they fit into 1 GiB, or on request."""
@@ -60,6 +63,7 @@ class SampledMoments(Moments):
         return self.kept
 
 
+torch.serialization.add_safe_globals([SampledMoments])
 _TENSORS = ("mean", "variance", "mean_error", "variance_error", "kept")
 pytree.register_pytree_node(
     SampledMoments,

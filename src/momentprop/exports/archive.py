@@ -7,10 +7,12 @@ is JSON. It is also an archive like any other: where momentprop is imported, for
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import io
 import os
 import secrets
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -196,3 +198,21 @@ def _damage(path: str | os.PathLike[str]) -> Iterator[None]:
         raise
     except Exception as error:
         raise ArchiveError(f"{path} is damaged: {error!r}") from None
+
+
+def _reduced(network: BayesianNetwork) -> tuple[Any, ...]:
+    """Pickle a network as the bytes of its archive, for other processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "network.pt2")
+        save(network, path)
+        return _restored, (path.read_bytes(),)
+
+
+def _restored(content: bytes) -> LoadedNetwork:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "network.pt2")
+        path.write_bytes(content)
+        return load(path)
+
+
+copyreg.pickle(BayesianNetwork, _reduced)
