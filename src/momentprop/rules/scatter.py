@@ -46,13 +46,13 @@ def _moved(op: Any, x: Any, source: Any, *between: Any) -> Moments:
 
 @rule(aten.scatter.src, exactness=EXACT, reference=MOVES_VALUES, refuses=only_random("self", "src"))
 def scatter(x: Any, dim: int, index: Tensor, src: Any) -> Propagated:
-    out = _moved(aten.scatter.src, x, _first(src, index), dim, index)
+    out = _moved(aten.scatter.src, x, first_elements(src, index), dim, index)
     return _answer(
-        out, x, src, lambda c: c.scatter(dim, index, 0.0), lambda c: _cut(c.gather(dim, index), src)
+        out, x, src, lambda c: c.scatter(dim, index, 0.0), lambda c: padded(c.gather(dim, index), src)
     )
 
 
-def _first(source: Any, index: Tensor) -> Any:
+def first_elements(source: Any, index: Tensor) -> Any:
     """Take as many elements of the source as there are indices: the others are not written."""
     if source.shape == index.shape:
         return source
@@ -60,10 +60,15 @@ def _first(source: Any, index: Tensor) -> Any:
     return Moments(source.mean[part], source.variance[part]) if is_moments(source) else source[part]
 
 
-def _cut(values: Tensor, source: Any) -> Tensor:
-    """The cotangent of a source of which only the first elements, as many as indices, were written."""
+def padded(values: Tensor, source: Any) -> Tensor:
+    """The cotangent of a source of which only the first elements, as many as indices, were written.
+
+    There may be dimensions in front.
+    """
     pads = [
-        p for have, want in zip(values.shape[::-1], source.shape[::-1], strict=True) for p in (0, want - have)
+        p
+        for have, want in zip(values.shape[::-1], source.shape[::-1], strict=False)
+        for p in (0, want - have)
     ]
     return torch.nn.functional.pad(values, pads) if any(pads) else values
 
@@ -81,8 +86,8 @@ def scatter_value(x: Moments, dim: int, index: Tensor, value: float) -> Propagat
     refuses=only_random("self", "src"),
 )
 def scatter_add(x: Any, dim: int, index: Tensor, src: Any) -> Propagated:
-    out = _moved(aten.scatter_add.default, x, _first(src, index), dim, index)
-    return _answer(out, x, src, lambda c: c, lambda c: _cut(c.gather(dim, index), src))
+    out = _moved(aten.scatter_add.default, x, first_elements(src, index), dim, index)
+    return _answer(out, x, src, lambda c: c, lambda c: padded(c.gather(dim, index), src))
 
 
 @rule(
