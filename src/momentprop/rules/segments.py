@@ -18,8 +18,9 @@ from momentprop.gaussian.normal import log_normal_cdf, safe_sqrt
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
 from momentprop.rules.families import only_random
 from momentprop.rules.linearization import Propagated, mapped
-from momentprop.rules.registry import rule
+from momentprop.rules.registry import Rule, rule
 from momentprop.rules.scatter import first_elements, padded
+from momentprop.rules.softmax import bounded_gain, implicit_logits
 
 aten = torch.ops.aten
 
@@ -49,6 +50,11 @@ class Segments:
     def greatest(self, own: Tensor, sources: Tensor) -> Tensor:
         lowest = torch.where(self.with_self, own, float("-inf"))
         return aten.scatter_reduce.two(lowest, self.dim, self.index, sources, "amax")
+
+    def gathered_total(self, sources: Tensor, like: Tensor) -> Tensor:
+        """The sum of its segment for every element of the source."""
+        extra = sources.shape[: sources.dim() - like.dim()]
+        return self.per_source(self.total(like.expand(*extra, *like.shape), sources))
 
     def _behind(self, values: Tensor) -> tuple[int, Tensor]:
         extra = values.shape[: values.dim() - self.index.dim()]
@@ -151,3 +157,52 @@ def _chance(together: Tensor, own: Tensor) -> Tensor:
     others = (together - own).exp()
     itself = own.exp()
     return ((others[1:] + others[:-1]) / 2 * (itself[1:] - itself[:-1])).sum(0)
+
+
+def segment_softmax(x: Tensor, dim: int, index: Tensor, like: Tensor) -> Tensor:
+    """Softmax over the elements of x along `dim` that have the same index; `like` is [..., segments, ...]."""
+    return _normed(x, _over(x, dim, index, like), like)
+
+
+def _over(x: Tensor, dim: int, index: Tensor, like: Tensor) -> Segments:
+    if index.dim() != x.dim():
+        index = index.reshape([-1 if d == dim else 1 for d in range(x.dim())])
+    return Segments(dim, index.expand(x.shape), torch.zeros_like(like, dtype=torch.bool))
+
+
+def _normed(x: Tensor, segments: Segments, like: Tensor) -> Tensor:
+    greatest = segments.greatest(like, x)
+    weight = (x - segments.per_source(greatest)).exp()
+    return weight / segments.gathered_total(weight, like)
+
+
+def _segment_softmax(x: Moments, dim: int, index: Tensor, like: Tensor) -> Propagated:
+    """As softmax over a dimension (softmax.py), with sums over segments."""
+    segments = _over(x.mean, dim, index, like)
+
+    def total(values: Tensor) -> Tensor:
+        return segments.gathered_total(values, like)
+
+    def softmax(logits: Tensor) -> Tensor:
+        return _normed(logits, segments, like)
+
+    p = softmax(implicit_logits(x.mean, x.variance, softmax, total))
+    own = p * p * x.variance
+    others = (total(own) - own).clamp_min(0)
+    first_order = p * p * ((1 - p) * (1 - p) * x.variance + others)
+    bound = p * (1 - p)
+    variance = first_order * (bound / (first_order + bound).clamp_min(torch.finfo(p.dtype).tiny))
+
+    def pull(cotangent: Tensor) -> list[Tensor]:
+        weighted = cotangent * bounded_gain(p, variance)
+        return [weighted - p * total(weighted)]
+
+    return Propagated(Moments(p, variance), lambda: mapped(pull))
+
+
+SEGMENT_SOFTMAX = Rule(
+    segment_softmax,  # type: ignore[arg-type]
+    _segment_softmax,
+    exactness="approximate: implicit equation, independent logits; variance to first order, bounded",
+    reference="as softmax",
+)

@@ -33,7 +33,8 @@ large V, as it does for two classes. Errors are stated, and tested, in tests/rul
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,16 +84,25 @@ _SATURATION = 0.2
 _STEPS = 2
 
 
-def implicit_probabilities(mean: Tensor, variance: Tensor) -> Tensor:
-    """log p over the last dimension, from p = softmax(E + V (1 - 2 p) / 2)."""
+Map = Callable[[Tensor], Tensor]
+
+
+def implicit_logits(mean: Tensor, variance: Tensor, softmax: Map, total: Map) -> Tensor:
+    """z with p = softmax(z) and z = E + V (1 - 2 p) / 2; `total` adds up what the softmax norms together."""
     damped = variance / (1 + _SATURATION * variance).sqrt()
     # a start that is good for large V: all logits brought together by their common standard deviation
-    common = (torch.softmax(mean, -1) * variance).sum(-1, keepdim=True)
+    common = total(softmax(mean) * variance)
     shift = mean * ((1 + (math.pi / 8) * common).rsqrt() - 1)
     for _ in range(_STEPS):
-        p = torch.softmax(mean + shift, -1)
+        p = softmax(mean + shift)
         shift = shift + (0.5 * damped * (1 - 2 * p) - shift) / (1 + damped * p * (1 - p))
-    return _log_softmax(mean + shift)
+    return mean + shift
+
+
+def implicit_probabilities(mean: Tensor, variance: Tensor) -> Tensor:
+    """log p over the last dimension."""
+    softmax, total = partial(torch.softmax, dim=-1), partial(torch.sum, dim=-1, keepdim=True)
+    return _log_softmax(implicit_logits(mean, variance, softmax, total))
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
@@ -136,14 +146,19 @@ def _log_spread(log_p: Tensor, variance: Tensor) -> Tensor:
     return torch.expm1(log_p).square() * variance + others
 
 
+def bounded_gain(p: Tensor, variance: Tensor) -> Tensor:
+    """p, made smaller as the variance is bounded: see `_softmax_to_first_order`."""
+    bound = (p * (1 - p)).clamp_min(torch.finfo(p.dtype).tiny)
+    return p * safe_sqrt((1 - variance / bound).clamp_min(0))
+
+
 def _softmax_to_first_order(p: Tensor, variance: Tensor, dim: int, kind: torch.dtype) -> Linearization:
     """Jacobian p_k (d_kj - p_j), at the mean probabilities, its rows made smaller as the variance is bounded.
 
     V_k = s b / (s + b) is s times 1 - V_k / b, so a row shrinks by the root of that.
     """
     dim = dim % p.dim()
-    bound = (p * (1 - p)).clamp_min(torch.finfo(p.dtype).tiny)
-    weight = p * safe_sqrt((1 - variance / bound).clamp_min(0))
+    weight = bounded_gain(p, variance)
 
     def pull(cotangent: Tensor) -> list[Tensor]:
         weighted = cotangent * weight

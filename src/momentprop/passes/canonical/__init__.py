@@ -3,9 +3,16 @@
 from momentprop.passes.canonical.compositions import COMPOSE
 from momentprop.passes.canonical.results import READ_RESULT
 from momentprop.passes.canonical.rms_norm import RECOGNISE_RMS_NORM
+from momentprop.passes.canonical.segment_softmax import RECOGNISE_SEGMENT_SOFTMAX
 from momentprop.passes.canonical.unpooling import JOIN_UNPOOLING
 from momentprop.passes.runner import Pass
 
-CANONICAL: tuple[Pass, ...] = (RECOGNISE_RMS_NORM, READ_RESULT, JOIN_UNPOOLING, COMPOSE)
+CANONICAL: tuple[Pass, ...] = (
+    RECOGNISE_RMS_NORM,
+    RECOGNISE_SEGMENT_SOFTMAX,
+    READ_RESULT,
+    JOIN_UNPOOLING,
+    COMPOSE,
+)
 
 __all__ = ["CANONICAL"]
