@@ -203,7 +203,7 @@ def test_any_name_of_a_module(tmp_path: Path) -> None:
 
 
 def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("momentprop.exports.graph_check.is_operator", lambda target: False)
+    monkeypatch.setattr("momentprop.exports.guard.is_operator", lambda target: False)
     with pytest.raises(mp.ExportError, match="loaded again"):
         mp.save(mp.convert(mlp(), X), tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())

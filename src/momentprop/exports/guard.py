@@ -1,23 +1,53 @@
-"""Checks that a file is whole and holds nothing that reading it would execute.
+"""Checks that a file is whole, and is a network and nothing else.
 
-torch.export.load unpickles example inputs and objects, and makes source code of graphs (graph_check.py). A
-file that asks for more than `save` writes is refused before torch sees it: checksums find damage, the rest
-finds intent.
+torch.export.load unpickles example inputs and objects. It writes a graph out as Python source and runs that:
+names of values become variables, those of parameters attributes. It looks up whatever a graph names as a
+function, evaluates expressions for sizes, and imports modules for structures. So a file passes only where all
+it holds is known: operators that compute, identifiers, sizes, plain bytes. What asks for more than `save`
+writes is refused before torch sees it: checksums find damage, the rest finds intent.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zipfile
-from typing import IO, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
 
 from momentprop.errors import ArchiveError
-from momentprop.exports.graph_check import PARAMETER, check_graph, strings
 from momentprop.exports.metadata import MEMBER, Metadata
+from momentprop.exports.outline import check_spec
+from momentprop.graph import private
+from momentprop.graph.private import OpOverload
 
 _PICKLED = ("custom_obj_", "opaque_obj_")
 _LARGEST_TEXT = 2**28  # bytes of a member that is JSON
+
+_PARAMETER = re.compile(r"[\w.]*", re.ASCII)
+_IDENTIFIER = re.compile(r"([A-Za-z_]\w*)?", re.ASCII)
+_VERSION = re.compile(r"[\w.+-]*", re.ASCII)
+_OPERATOR = re.compile(r"torch\.ops\.(aten|prims|momentprop)\.(\w+)\.(\w+)", re.ASCII)
+_ARITHMETIC = re.compile(
+    r"_operator\.(getitem|add|sub|mul|floordiv|truediv|mod|neg|pow|eq|ne|lt|le|gt|ge|and_|or_|not_)"
+    r"|math\.(ceil|floor|trunc)|torch\.sym_(float|int|ite|max|min|not|sum)"
+)
+_WORDS = (
+    r"[su]\d+|Symbol|positive|nonnegative|integer|real|Add|Mul|Pow|int_oo|Max|Min|Eq|Ne|Lt|Le|Gt|Ge|And|Or|Not|Mod"
+    r"|PythonMod|FloorDiv|CleanDiv|CeilDiv|Integer|ModularIndexing|IntTrueDiv|FloatTrueDiv|TruncToInt|ToFloat"
+    r"|Where|Rational|floor|ceiling|True|False"
+)
+_SIZE = re.compile(rf"(\d+(\.\d+)?(?!\w)|'[su]\d+'|({_WORDS})(?!\w)|[\s+\-*/(),<>=!&|~])*", re.ASCII)
+
+_FILES = ("from_file",)  # computes, but from a file of this machine
+_CHECKS = ("_assert_", "sym_constrain_range")  # operators that return nothing, and are for nothing else
+_CALLS = ("builtins.tuple", "builtins.dict")  # of (args, kwargs), on flat tensors
+_PARAMETERS = ("parameter_name", "buffer_name", "tensor_constant_name", "fqn")
+_TEXTS = ("as_string", "as_strings")  # arguments of operators, which torch writes as literals
+_ABSENT = ("guards_code", "metadata", "as_operator", "as_graph", "as_custom_obj", "custom_obj_values")
 
 
 def member_names(archive: zipfile.ZipFile) -> list[str]:
@@ -31,25 +61,31 @@ def member_names(archive: zipfile.ZipFile) -> list[str]:
 
 
 def read_metadata(archive: zipfile.ZipFile) -> Metadata:
-    """The description in an archive that is a zip file."""
+    """The description in an archive that holds what the description says, and nothing else."""
     names = member_names(archive)
     found = [name for name in names if name.partition("/")[2] == MEMBER]
     if len(found) != 1:
         raise ArchiveError("the file holds no description by momentprop: it was not written by mp.save")
-    return Metadata.from_json(_read(archive, found[0]))
-
-
-def check_whole(archive: zipfile.ZipFile, metadata: Metadata) -> None:
-    """Check that every member is there and has its checksum, and that no other is there."""
-    names = {name for name in member_names(archive) if name.partition("/")[2] != MEMBER}
-    missing, added = sorted(set(metadata.sha256) - names), sorted(names - set(metadata.sha256))
+    metadata = Metadata.from_json(_read(archive, found[0]))
+    told, there = metadata.sha256, checksums(archive)
+    missing, added = sorted(set(told) - set(there)), sorted(set(there) - set(told))
     if missing or added:
         what = [f"lacks {', '.join(missing)}"] if missing else []
         what += [f"has the unknown part {', '.join(added)}"] if added else []
         raise ArchiveError(f"the file was changed after it was written: it {' and '.join(what)}")
-    changed = [name for name in sorted(names) if checksum(archive, name) != metadata.sha256[name]]
-    if changed:
+    if changed := [name for name in sorted(there) if there[name] != told[name]]:
         raise ArchiveError(f"the file is damaged or was changed: wrong checksum of {', '.join(changed)}")
+    return metadata
+
+
+def checksums(archive: zipfile.ZipFile) -> dict[str, str]:
+    """The SHA-256 of every member but the description."""
+    found = {}
+    for name in archive.namelist():
+        if name.partition("/")[2] != MEMBER:
+            with archive.open(name) as member:
+                found[name] = hashlib.file_digest(member, "sha256").hexdigest()  # type: ignore[arg-type]
+    return found
 
 
 def check_harmless(archive: zipfile.ZipFile) -> None:
@@ -69,23 +105,15 @@ def check_harmless(archive: zipfile.ZipFile) -> None:
         elif path.startswith("data/aotinductor/"):
             raise ArchiveError("the file holds machine code among a network's graph")
         elif path.startswith("models/"):
-            check_graph(_json(archive, name))
-
-
-def checksum(archive: zipfile.ZipFile, name: str) -> str:
-    digest = hashlib.sha256()
-    with _opened(archive, name) as member:
-        while block := member.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
+            _check_graph(_json(archive, name))
 
 
 def _check_payload(config: Any) -> None:
     for entry in config["config"].values():
         if entry["use_pickle"] or entry["path_name"].startswith(_PICKLED):
             raise ArchiveError(f"the file holds the pickled object {entry['path_name']}, which is not read")
-    for _, text in strings(config):
-        if not PARAMETER.fullmatch(text):
+    for _, text in _strings(config):
+        if not _PARAMETER.fullmatch(text):
             raise ArchiveError(f"the file holds a parameter of the name {text!r}, which is not read")
 
 
@@ -99,9 +127,62 @@ def _json(archive: zipfile.ZipFile, name: str) -> Any:
 def _read(archive: zipfile.ZipFile, name: str) -> bytes:
     if archive.getinfo(name).file_size > _LARGEST_TEXT:
         raise ArchiveError(f"{name} inside the file is far too large")
-    with _opened(archive, name) as member:
-        return member.read()
+    return archive.read(name)
 
 
-def _opened(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
-    return archive.open(name)
+def _check_graph(model: Any) -> None:
+    """Refuse a graph that does anything but compute; `model` is the JSON that torch.export.save writes."""
+    for key, value in _strings(model, _ABSENT):
+        if key == "target":
+            if not is_operator(value):
+                raise ArchiveError(
+                    f"the network in the file calls {value!r}, which is no operator that computes"
+                )
+        elif key == "expr_str":
+            if not _SIZE.fullmatch(value):
+                raise ArchiveError(f"the file describes a size by {value!r}, which is no arithmetic")
+        elif key in ("in_spec", "out_spec"):
+            check_spec(value, _CALLS)
+        elif key not in _TEXTS:
+            known = _PARAMETER if key in _PARAMETERS else _VERSION if key == "torch_version" else _IDENTIFIER
+            if not known.fullmatch(value):
+                raise ArchiveError(f"the file uses the name {value!r}, which is no name of a variable")
+
+
+def _strings(value: Any, absent: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """All strings at any depth, with the key they stand under; keys too, under ''."""
+    waiting = [("", value)]
+    while waiting:
+        key, item = waiting.pop()
+        if isinstance(item, Mapping):
+            for name, part in item.items():
+                if name in absent and part:
+                    raise ArchiveError(f"the file holds {name}, which is not needed to compute, and not read")
+                yield "", name
+                waiting.append((name, part))
+        elif isinstance(item, list):
+            waiting.extend((key, part) for part in item)
+        elif isinstance(item, str):
+            yield key, item
+
+
+def is_operator(target: str) -> bool:
+    """Say whether the target is an operator of torch's dispatcher that computes, or arithmetic on sizes.
+
+    What is in `torch.ops` besides, from TorchScript, also writes files and changes settings.
+    """
+    if _ARITHMETIC.fullmatch(target):
+        return True
+    if not (found := _OPERATOR.fullmatch(target)):
+        return False
+    namespace, name, overload = found.groups()
+    try:
+        full_name = f"{namespace}::{name}" + ("" if overload == "default" else f".{overload}")
+        if name in _FILES or not private.has_kernel(full_name):
+            return False
+        operator = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    except (RuntimeError, AttributeError):
+        return False
+    if not isinstance(operator, OpOverload):
+        return False
+    return bool(operator._schema.returns) or name.startswith(_CHECKS)
