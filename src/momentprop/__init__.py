@@ -18,8 +18,7 @@ from momentprop.errors import (
     TraceError,
     TraceNote,
 )
-from momentprop.exports.aoti import compile_package
-from momentprop.exports.archive import load, save
+from momentprop.exports.archive import compile_package, load, save
 from momentprop.exports.inspection import inspect
 from momentprop.exports.onnx import export_onnx
 from momentprop.insertion import with_dropout

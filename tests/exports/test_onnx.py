@@ -263,13 +263,13 @@ def test_errors_count_unless_rounding_explains_them(factor: float, agrees: bool)
         return list(found.values())
 
     if agrees:
-        found = verification.verify(run_it, bnn, program)
+        found = verification.verify(run_it, program)
         assert set(found.rounding) == {lost}
         assert found.errors[lost] == max(found.rounding[lost].values()) > 1e-5
         assert 1e-6 < found.errors[kept] < 1e-5
     else:
         with pytest.raises(mp.DisagreementError, match=kept) as raised:
-            verification.verify(run_it, bnn, program)
+            verification.verify(run_it, program)
         assert lost not in str(raised.value)
 
 

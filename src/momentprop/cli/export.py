@@ -66,8 +66,7 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Write a network that returns its uncertainty as a file: for ONNX Runtime, for torch, or compiled."""
-    from momentprop.exports.aoti import compile_package
-    from momentprop.exports.archive import save
+    from momentprop.exports.archive import compile_package, save
     from momentprop.exports.onnx import export_onnx
 
     path = to or Path("model.onnx" if format is Format.onnx else "model.pt2")

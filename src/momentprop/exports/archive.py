@@ -1,8 +1,8 @@
-"""`save` and `load`: a converted network as one file, a torch.export archive with a description.
+"""`save`, `compile_package`, `load`: a converted network as one file, with a description.
 
-The file needs no class of the model's, and reading it unpickles nothing: weights are plain bytes, the graph
-is JSON. It is also an archive like any other: where momentprop is imported, for its operators,
-`torch.export.load` gives a program on flat tensors.
+What `save` writes is a torch.export archive. It needs no class of the model's, and reading it unpickles
+nothing: weights are plain bytes, the graph is JSON. It is also an archive like any other: where momentprop is
+imported, for its operators, `torch.export.load` gives a program on flat tensors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from momentprop.exports.metadata import MEMBER, Metadata, as_report
 from momentprop.exports.outline import Outline
 from momentprop.exports.plain_names import use_plain_names
 from momentprop.exports.program import Program, program_of
+from momentprop.graph import private
 from momentprop.lowering.flat_export import quiet
+from momentprop.lowering.inductor import OPTIONS
 from momentprop.network import BayesianNetwork
 
 
@@ -75,6 +77,40 @@ def save(
         raise ExportError(f"no file of this network could be loaded again: {error}") from None
     with written(path) as temporary:
         temporary.write_bytes(buffer.getbuffer())
+        return seal(temporary, metadata)
+
+
+def compile_package(
+    network: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    note: str = "",
+    preprocessing: str = "",
+    report: Any = None,
+) -> Metadata:
+    """Compile a converted network with AOTInductor into a `.pt2` package that `load` reads.
+
+    It takes a C++ compiler and minutes for deep networks, once. The package runs with the same version of
+    torch, on processors that have the instructions of this one, for any batch size. Note, preprocessing and
+    report are as for `save`.
+    """
+    program, structure = moments_program(network)
+    metadata = describe("aoti", network, program, note, preprocessing, report, structure=structure)
+    exported = program.exported
+    exported._example_inputs = (tuple(program.examples()), {})
+    with written(path) as temporary:
+        if temporary.suffix != ".pt2":
+            raise ValueError(f"torch names its packages .pt2, but the path is {path}")
+        try:
+            with quiet(), torch.no_grad():
+                private.compile_package(exported, os.fspath(temporary), OPTIONS)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            if "InvalidCxxCompiler" in said:
+                raise ExportError(
+                    "no C++ compiler was found: install g++ or clang++, or name one in the variable CXX"
+                ) from error
+            raise ExportError(f"AOTInductor cannot compile the network: {said}") from error
         return seal(temporary, metadata)
 
 

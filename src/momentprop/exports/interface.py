@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from momentprop.capture.signature import Signature
 from momentprop.errors import ArchiveError
 from momentprop.exports.outline import Outline, check_spec, outline, rebuild
-from momentprop.moments import Moments, is_moments, variance_of
+from momentprop.moments import is_moments
 
 BATCH = "batch"  # in place of a size that is free
 _ROWS = 4  # kept of example inputs that are indices or masks
@@ -115,16 +115,6 @@ class Call:
         order = iter(self.inputs)
         integers = tuple(next(order).integers() if isinstance(v, Tensor) else None for v in leaves)
         return Signature(len(args), tuple(kwargs), self.positional, spec, tuple(leaves), batched, integers)
-
-    def flatten(self, leaves: Sequence[Any]) -> list[Tensor]:
-        """The tensors of a call's leaves: uncertain inputs are two."""
-        tensors: list[Tensor] = []
-        given = [v for v in leaves if isinstance(v, (Tensor, Moments))]
-        for port, value in zip(self.inputs, given, strict=True):
-            tensors.append(value.mean if isinstance(value, Moments) else value)
-            if port.uncertain:
-                tensors.append(variance_of(value))
-        return tensors
 
     @property
     def ports(self) -> list[Port]:

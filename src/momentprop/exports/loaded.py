@@ -51,8 +51,10 @@ class LoadedNetwork(nn.Module):
     def __init__(self, program: ExportedProgram | PackagedProgram, metadata: Metadata) -> None:
         super().__init__()
         self.metadata = metadata
-        self._call = metadata.as_call()
-        self.signature: Signature = self._call.signature()
+        self.signature: Signature = metadata.as_call().signature()
+        order, examples = iter(metadata.inputs), self.signature.examples
+        # which of the inputs, flattened, may be given as `Moments`
+        self.uncertain = tuple(isinstance(e, Tensor) and next(order).uncertain for e in examples)
         self._exported = program if isinstance(program, ExportedProgram) else None
         self._packaged = program if isinstance(program, PackagedProgram) else None
         if self._exported is not None:
@@ -64,12 +66,6 @@ class LoadedNetwork(nn.Module):
         """The tier of rules in use."""
         return self.metadata.fidelity
 
-    @property
-    def uncertain(self) -> tuple[bool, ...]:
-        """Say for each of the flattened inputs whether it may be given as `Moments`."""
-        order = iter(self._call.inputs)
-        return tuple(isinstance(e, Tensor) and next(order).uncertain for e in self.signature.examples)
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         leaves = self.signature.flatten(args, kwargs)
         for leaf, uncertain in zip(leaves, self.uncertain, strict=True):
@@ -78,7 +74,7 @@ class LoadedNetwork(nn.Module):
                     "this input was not uncertain when the network was saved; convert the model with Moments "
                     "in its place"
                 )
-        tensors = self._call.flatten(leaves)
+        tensors = self.signature.split(leaves, self.uncertain)
         outputs = self.program(*tensors) if self._packaged is None else self._packaged(*tensors)
         named = {port.name: value for port, value in zip(self.metadata.outputs, outputs, strict=True)}
         return rebuild_moments(self.metadata.structure, named) if self.metadata.structure else named

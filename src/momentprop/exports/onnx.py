@@ -77,7 +77,7 @@ def export_onnx(
         raise ValueError(f"opset must be at least {_OLDEST}, not {opset}")
     program = program_of(network, head_of(outputs, options, select))
     with written(path) as temporary:
-        model, agreement = _checked(network, program, opset, temporary, verify)
+        model, agreement = _checked(program, opset, temporary, verify)
         known: dict[str, Any] = {"opset": opset, "outputs": outputs, "verified": verify}
         known |= dataclasses.asdict(agreement)
         given = {"select": select, **options}
@@ -108,9 +108,7 @@ def read_onnx_metadata(path: str | os.PathLike[str]) -> Metadata:
     return Metadata.from_json(properties[_KEY])
 
 
-def _checked(
-    network: nn.Module, program: Program, opset: int, path: Path, verify: bool
-) -> tuple[Any, Agreement]:
+def _checked(program: Program, opset: int, path: Path, verify: bool) -> tuple[Any, Agreement]:
     """The program in ONNX, saved, and its errors: by short formulas, or if these disagree, by exact ones."""
     stable, short = stable_translations(), short_translations()
     model = _translated(program, opset, stable | short)
@@ -118,13 +116,13 @@ def _checked(
     if not verify:
         return model, Agreement({}, {})
     try:
-        return model, verify_onnx(path, network, program)
+        return model, verify_onnx(path, program)
     except DisagreementError:  # an output that is nothing but far tails
         if not any(node.target in short for node in program.exported.graph.nodes):
             raise
         model = _translated(program, opset, stable)
         _save(model, path)
-        return model, verify_onnx(path, network, program)
+        return model, verify_onnx(path, program)
 
 
 def _translated(program: Program, opset: int, table: Translations) -> Any:

@@ -51,24 +51,9 @@ def name_values(model: Any, program: Program) -> None:
             value = graph.initializers.pop(name)
             value.name = f"{name}_constant"
             graph.initializers[value.name] = value
-    _make_outputs_distinct(graph)
     values = [*graph.inputs, *graph.outputs]
     shapes = [port.shape for port in (*program.call.ports, *program.outputs)]
     for value, name, shape in zip(values, [*inputs, *outputs], shapes, strict=True):
         value.name = name
         value.shape = onnx_ir.Shape(list(shape))
         value.metadata_props.clear()
-
-
-def _make_outputs_distinct(graph: Any) -> None:
-    """Give an output that is an input, a constant or another output a node of its own."""
-    import onnx_ir
-
-    seen: set[int] = set()
-    for i, value in enumerate(graph.outputs):
-        if value.producer() is None or id(value) in seen:
-            copy = onnx_ir.node("Identity", [value])
-            copy.outputs[0].type = value.type
-            graph.append(copy)
-            graph.outputs[i] = copy.outputs[0]
-        seen.add(id(graph.outputs[i]))

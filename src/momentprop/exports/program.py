@@ -24,6 +24,12 @@ class Program:
     outputs: tuple[Port, ...]
     fidelity: str
     flat: nn.Module  # the same function in PyTorch: flat tensors -> outputs, as a tuple
+    signature: Signature
+    uncertain: tuple[bool, ...]
+
+    def examples(self, batch: int = EXAMPLE_BATCH, make: Make | None = None) -> list[Tensor]:
+        """Inputs of a call: floating-point ones from `make(shape)`; indices and masks as they were traced."""
+        return self.signature.tensors(self.uncertain, device_of(self.flat), batch, make)
 
 
 def program_of(network: nn.Module, head: Callable[[Any], dict[str, Tensor]]) -> Program:
@@ -37,8 +43,8 @@ def program_of(network: nn.Module, head: Callable[[Any], dict[str, Tensor]]) -> 
         return named.values()
 
     lowered = lower(network, signature, uncertain, values)
-    outputs = _outputs(lowered.exported, names)
-    return Program(lowered.exported, Call.of(signature, uncertain), outputs, fidelity, lowered.flat)
+    outputs, call = _outputs(lowered.exported, names), Call.of(signature, uncertain)
+    return Program(lowered.exported, call, outputs, fidelity, lowered.flat, signature, uncertain)
 
 
 def _known(network: nn.Module) -> tuple[Signature, tuple[bool, ...], str]:
@@ -50,15 +56,6 @@ def _known(network: nn.Module) -> tuple[Signature, tuple[bool, ...], str]:
     if isinstance(found[0], Signature) and found[1] is not None:
         return found[0], found[1], str(network.fidelity)
     raise TypeError(f"expected what mp.convert or mp.load gave, not a {type(network).__name__}")
-
-
-def example_tensors(
-    network: nn.Module, call: Call, batch: int = EXAMPLE_BATCH, make: Make | None = None
-) -> list[Tensor]:
-    """Inputs of a call: floating-point ones from `make(shape)`; indices and masks as they were traced."""
-    signature, marks = call.signature(), iter(call.inputs)
-    uncertain = [isinstance(e, Tensor) and next(marks).uncertain for e in signature.examples]
-    return signature.tensors(uncertain, device_of(network), batch, make)
 
 
 def _outputs(exported: ExportedProgram, names: Sequence[str]) -> tuple[Port, ...]:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from momentprop.errors import DisagreementError, ExportError
 from momentprop.exports.onnx_names import input_names
 from momentprop.exports.onnx_runtime import open_session
-from momentprop.exports.program import Program, example_tensors
+from momentprop.exports.program import Program
 from momentprop.exports.rounding import rounded
 
 TOLERANCE = 1e-5  # of the largest value of an output
@@ -46,7 +46,7 @@ class Agreement:
     rounding: dict[str, dict[str, float]]  # of those above the tolerance that rounding explains, by input
 
 
-def verify_onnx(path: Path, network: nn.Module, program: Program) -> Agreement:
+def verify_onnx(path: Path, program: Program) -> Agreement:
     """Compare a file in ONNX Runtime with the network in PyTorch; raises if they disagree."""
     try:
         session = open_session(path)
@@ -60,10 +60,10 @@ def verify_onnx(path: Path, network: nn.Module, program: Program) -> Agreement:
         values = session.run(None, {name: known[name].cpu().numpy() for name in names})
         return [torch.as_tensor(value) for value in values]
 
-    return verify(run, network, program)
+    return verify(run, program)
 
 
-def verify(run: Run, network: nn.Module, program: Program) -> Agreement:
+def verify(run: Run, program: Program) -> Agreement:
     """Compare `run` with the network in PyTorch.
 
     An error counts relative to the largest value of its output over the batch (see `_scale`). Where rounding
@@ -74,7 +74,7 @@ def verify(run: Run, network: nn.Module, program: Program) -> Agreement:
     explained: dict[str, dict[str, float]] = {}
     problems: list[str] = []
     for title, make in FILLINGS.items():
-        inputs = {batch: example_tensors(network, program.call, batch, make) for batch in BATCHES}
+        inputs = {batch: program.examples(batch, make) for batch in BATCHES}
         with torch.no_grad():
             wanted = {batch: _named(program, program.flat(*tensors)) for batch, tensors in inputs.items()}
         found = {

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from momentprop.capture.signature import EXAMPLE_BATCH
-from momentprop.exports.aoti import compile_package
-from momentprop.exports.archive import load
+from momentprop.exports.archive import compile_package, load
 from momentprop.exports.loaded import LoadedNetwork
 from momentprop.exports.onnx import export_onnx
 from momentprop.exports.onnx_runtime import check_onnx

@@ -123,12 +123,12 @@ def build_subject(
         return Subject(model, parse_example(input_shape), build_model(model, weights))
     from momentprop.exports.archive import load
     from momentprop.exports.loaded import LoadedNetwork
-    from momentprop.exports.program import example_tensors
+    from momentprop.lowering.lower import device_of
 
     saved: LoadedNetwork = load(model, machine_code=machine_code)
     if any(saved.uncertain):
         raise ModelError("a network with uncertain inputs cannot be measured from its file")
-    inputs = tuple(example_tensors(saved, saved.metadata.as_call(), 2))
+    inputs = tuple(saved.signature.tensors(saved.uncertain, device_of(saved), batch=2))
     return Subject(model, inputs, None if original is None else build_model(original, weights), saved)
 
 
