@@ -13,13 +13,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
+from momentprop.cli.failure import reported
+from momentprop.cli.tables import print_table
 from momentprop.demo import digits, toy
 from momentprop.demo.timing import torch_threads
-from momentprop.errors import MomentpropError
 from momentprop.version import __version__
 
 # networks this small hardly gain from a second thread, and on a busy machine waiting for it costs tenfold
@@ -36,11 +35,8 @@ def demo(
     quick: Annotated[bool, typer.Option("--quick", help="A short training, to see that it runs.")] = False,
 ) -> None:
     """Train a regression and a classifier, and compare plain network, MC dropout and momentprop."""
-    try:
+    with reported("demo"):
         _demo(out, seed, quick)
-    except (MomentpropError, OSError) as error:
-        Console(stderr=True).print(f"[red]momentprop demo failed:[/red] {escape(str(error))}")
-        raise typer.Exit(1) from error
 
 
 def _demo(out: Path, seed: int, quick: bool) -> None:
@@ -103,14 +99,11 @@ def _bars() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
 
 def _print(title: str, rows: dict[str, dict[str, float | None]]) -> None:
     """One row per method on stdout."""
-    columns = list(next(iter(rows.values())))
-    table = Table(title=title, title_justify="left", padding=(0, 0))
-    table.add_column("method", no_wrap=True)
-    for column in columns:
-        table.add_column(column.replace("_", " "), justify="right")
-    for method, values in rows.items():
-        table.add_row(method, *(_number(column, values[column]) for column in columns))
-    Console().print(table)
+    columns = next(iter(rows.values()))
+    cells = [
+        [method, *(_number(column, values[column]) for column in columns)] for method, values in rows.items()
+    ]
+    print_table(title, ["method", *(column.replace("_", " ") for column in columns)], cells)
 
 
 def _number(column: str, value: float | None) -> str:

@@ -13,10 +13,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from torch import nn
 
 from momentprop.cli.failure import check_places
 from momentprop.cli.models import ModelError, build_model, is_saved
+from momentprop.cli.tables import print_table
 from momentprop.errors import MissingRuleError, MomentpropError, TraceError
 from momentprop.validation.page import failure_page
 from momentprop.validation.report import Report
@@ -65,24 +66,12 @@ def validate(
     """
     errors = Console(stderr=True, soft_wrap=True)
     written = [path for path in (out, as_json) if path is not None]
+    options: dict[str, Any] = {"tiers": tier or None, "output": output, "layers": layers}
+    options |= {"unsupported": unsupported, "seed": seed, "name": model}
     with _failures(errors, model, out):
         _check(require_teq, samples, written)
-        report = _report(
-            model,
-            data,
-            weights,
-            original,
-            machine_code,
-            ood,
-            samples,
-            inputs,
-            task,
-            tier,
-            layers,
-            output,
-            unsupported,
-            seed,
-        )
+        networks = _networks(model, weights, original, machine_code)
+        report = _report(networks, data, ood, samples, inputs, task, options)
         if out is not None:
             report.save_html(out)
         if as_json is not None:
@@ -131,58 +120,53 @@ def _check(require_teq: float | None, samples: int, written: list[Path]) -> None
     check_places(*written)
 
 
+def _networks(
+    name: str, weights: Path | None, original: str | None, machine_code: bool
+) -> tuple[nn.Module, nn.Module | None]:
+    """Return the network with dropout, and the saved one, if that is what the name means."""
+    from momentprop.exports.archive import load
+
+    if not is_saved(name):
+        return build_model(name, weights), None
+    if original is None:
+        raise ModelError(
+            f"{name} holds the converted network, whose dropouts are gone: name the network it was made of "
+            "with --original package.module:factory, to be sampled"
+        )
+    saved = load(name, machine_code=machine_code)
+    return build_model(original, weights), saved
+
+
 def _report(
-    model: str,
+    networks: tuple[nn.Module, nn.Module | None],
     data: Path,
-    weights: Path | None,
-    original: str | None,
-    machine_code: bool,
     ood: Path | None,
     samples: int,
     inputs: int,
     task: str | None,
-    tiers: list[str] | None,
-    layers: bool,
-    output: int,
-    unsupported: str,
-    seed: int,
+    options: dict[str, Any],
 ) -> Report:
     from momentprop.cli.datasets import read_batches
-    from momentprop.exports.archive import load
     from momentprop.validation.validate import validate as run
 
-    saved = None
-    name = model
-    if is_saved(model):
-        if original is None:
-            raise ModelError(
-                f"{model} holds the converted network, whose dropouts are gone: name the network it was made "
-                "of with --original package.module:factory, to be sampled"
-            )
-        saved, model = load(model, machine_code=machine_code), original
-    built = build_model(model, weights)
     batches, has_targets = read_batches(data, inputs, task != "moments")
     novel = None if ood is None else read_batches(ood, inputs, False)[0]
     if task in ("classification", "regression") and not has_targets:
         raise ValueError(f"{data} has no targets y, which --task {task} is about")
+    model, saved = networks
     with _progress() as tell, warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         report = run(
-            built,
+            model,
             batches,
             samples,
             novel,
             has_targets,
             task=task,
             n_inputs=inputs,
-            tiers=tiers or None,
             saved=saved,
-            output=output,
-            layers=layers,
-            unsupported=unsupported,
-            seed=seed,
-            name=name,
             progress=tell,
+            **options,
         )
     for text in dict.fromkeys(str(note.message) for note in notes):
         Console(stderr=True).print(text, markup=False)
@@ -211,13 +195,8 @@ def show(report: Report) -> None:
     """The summary on stdout."""
     console = Console()
     console.print(report.heading, markup=False, style="bold")
-    for title, header, rows in report.tables():
-        table = Table(title=title, title_justify="left", padding=(0, 0))
-        for i, column in enumerate(header):
-            table.add_column(escape(column), justify="left" if i == 0 else "right")
-        for row in rows:
-            table.add_row(*map(escape, row))
-        console.print(table)
+    for table in report.tables():
+        print_table(table.title, table.header, table.text)
     for remark in report.remarks:
         console.print(remark, markup=False)
     console.print(str(report.verdict), markup=False, style="bold", highlight=False)

@@ -100,7 +100,7 @@ def _depth(rows: list[LayerRow]) -> Chart:
         "whole": True,
         "y": "ratio; shift in std",
         "shared": True,
-        "names": [f"{row.module or '(model)'}  {row.short_operator}" for row in rows],
+        "names": [f"{row.where}  {row.short_operator}" for row in rows],
         "series": [
             {"name": "std / MC std", "x": x, "y": [row.std_ratio for row in rows], "colour": 4},
             {"name": "std correlation", "x": x, "y": [row.std_correlation for row in rows], "colour": 3},

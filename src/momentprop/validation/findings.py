@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,11 @@ LABELS = {
     "coverage_90": "coverage of 90 %",
     "noise_std": "fitted noise std",
     "ood_auroc": "AUROC of novelty",
+    "output": "output",
+    "where": "module",
+    "short_operator": "operator",
+    "depth": "depth",
+    "introduced": "error introduced",
 }
 """What figures are called in tables."""
 
@@ -100,10 +106,10 @@ class Findings:
         return self.worths[tier]
 
 
-def shown(value: float | Estimate | None) -> str:
-    """Write a figure as text."""
-    if value is None:
+def shown(value: float | Estimate | Samples | str | None) -> str:
+    """Write a figure, or what else stands in a table, as text."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
-    if isinstance(value, Estimate):
-        return str(value)
-    return f"{value:.2e}" if 0 < abs(value) < 1e-3 else f"{value:.3f}"
+    if isinstance(value, float):
+        return f"{value:.2e}" if 0 < abs(value) < 1e-3 else f"{value:.3f}"
+    return str(value)

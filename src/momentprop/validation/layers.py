@@ -49,6 +49,11 @@ class LayerRow:
     introduced: float  # its error less the largest among its inputs
 
     @property
+    def where(self) -> str:
+        """Return the module's name, which the model itself does not have."""
+        return self.module or "(model)"
+
+    @property
     def short_operator(self) -> str:
         """Return the operator's short name: `aten.linear.default` is read as linear."""
         return self.operator.removeprefix("aten.").split(".")[0]

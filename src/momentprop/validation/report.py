@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from momentprop.predict.records import plain
-from momentprop.validation.findings import AGREEMENT, LABELS, MC, QUALITY, Findings, shown
+from momentprop.validation import tables
+from momentprop.validation.findings import Findings
 from momentprop.validation.page import page
+from momentprop.validation.tables import Table
 from momentprop.validation.verdict import GRADES
+
+_MOST_LAYERS = 5
+_LAYER_COLUMNS = ("where", "short_operator", "std_ratio", "mean_shift", "introduced")
 
 
 @dataclass(frozen=True)
@@ -32,8 +37,8 @@ class Report(Findings):
 
     def __str__(self) -> str:
         lines = [self.heading, ""]
-        for title, header, rows in self.tables():
-            lines += [title, *_aligned([header, *rows]), ""]
+        for table in self.tables():
+            lines += [table.title, *_aligned([table.header, *table.text]), ""]
         return "\n".join([*lines, *self.remarks, str(self.verdict)])
 
     @property
@@ -48,51 +53,13 @@ class Report(Findings):
         missing = [f"Tier {tier} is missing: {why.splitlines()[0]}" for tier, why in self.missing.items()]
         return [f"{self.sampling_error}.", *missing]
 
-    def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
-        """(title, header, rows) of the summary, as text."""
-        made = []
-        for title, names in (("Agreement with MC dropout", AGREEMENT), ("Against the targets", QUALITY)):
-            used = [
-                n
-                for n in names
-                if any(n in f or (n == "t_eq" and self.worths) for f in self.figures.values())
-            ]
-            methods = [m for m, f in self.figures.items() if any(n in f for n in used)]
-            if names is AGREEMENT:
-                methods = [m for m in methods if m != MC]
-            if used:
-                rows = [[m, *[self._cell(m, n) for n in used]] for m in methods]
-                made.append((title, ["method", *[LABELS[n] for n in used]], rows))
-        if self.latency:
-            header = ["batch", "plain, ms", *self.latency[0].ratios]
-            rows = [
-                [str(r.batch), f"{1e3 * r.plain_seconds:.2f}", *[f"{v:.1f}" for v in r.ratios.values()]]
-                for r in self.latency
-            ]
-            made.append(("Cost in plain passes", header, rows))
-        for tier, layer_rows in self.layers.items():
-            worst = sorted(layer_rows, key=lambda r: -r.introduced)[:5]
-            rows = [
-                [
-                    r.module or "(model)",
-                    r.short_operator,
-                    f"{r.std_ratio:.3f}",
-                    f"{r.mean_shift:.3f}",
-                    f"{r.introduced:+.3f}",
-                ]
-                for r in worst
-            ]
-            header = ["module", "operator", "std / MC std", "mean shift", "error introduced"]
-            if rows and tier == (
-                self.verdict.recommendation if self.verdict.recommendation in self.layers else tier
-            ):
-                made.append((f"Where tier {tier} loses most (forward sweep)", header, rows))
-        return made
-
-    def _cell(self, method: str, name: str) -> str:
-        if name == "t_eq":
-            return str(self.worths[method]) if method in self.worths else "-"
-        return shown(self.figures[method].get(name))
+    def tables(self) -> list[Table]:
+        """Return the tables of the summary; layers are those of the recommended tier, if it has any."""
+        found = [tables.agreement(self), tables.quality(self), tables.cost(self)]
+        layers = tables.worst_layers(self, _MOST_LAYERS, _LAYER_COLUMNS)
+        chosen = self.verdict.recommendation
+        found += [layers[chosen]] if chosen in layers else layers.values()
+        return [table for table in found if table.rows]
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:
