@@ -22,7 +22,7 @@ from typing import Any
 import fidelity_tables as tables
 import torch
 from fidelity_bars import check_network, check_pareto
-from fidelity_evaluation import SIZES, evaluate
+from fidelity_evaluation import POINTS, SIZES, SOBOL_SEED, evaluate
 from fidelity_figure import draw
 from fidelity_networks import NETWORKS, QUICK, Case, load_case
 from fidelity_pareto import pareto
@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 import momentprop as mp
-from momentprop.validation.equivalence import POINTS, SOBOL_SEED, Samples
+from momentprop.validation.equivalence import Samples
 
 PARETO_NETWORK = "pool_after_each"
 COLUMNS = (TextColumn("{task.description}"), BarColumn(), "{task.percentage:.0f} %", TimeRemainingColumn())

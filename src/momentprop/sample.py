@@ -27,7 +27,7 @@ from momentprop.capture.trace import Trace, trace
 from momentprop.errors import MissingExtraError, MomentpropError
 from momentprop.moments import Moments, is_moments
 from momentprop.network import BayesianNetwork, inside
-from momentprop.sampling.sampler import Sampler
+from momentprop.sampling.sampler import Run, Sampler
 
 _KEEP = 2**30  # samples up to this many bytes are kept by default
 WORKING_SET = 2**20  # elements of the largest activation of one batch of samples: what caches hold, measured
@@ -121,13 +121,11 @@ def monte_carlo(
     state = [lookup(model, name, traced.constants) for name in traced.state]
     with torch.no_grad():
         run = sampler.start(state, leaves)
-        limit = run.samples_at_once(WORKING_SET)
-        at_once = 1 if sampler.has_other_noise else min(samples_at_once or limit, n_samples)
         collectors = [Collector(n_samples, keep_samples) for r in sampler.is_random if r]
-        with run.seeded(seed) as draw:
-            for count in _chunks(n_samples, at_once, progress):
-                for collector, output in zip(collectors, draw(count), strict=True):
-                    collector.add(output)
+        batches = draws(run, n_samples, seed, samples_at_once or run.samples_at_once(WORKING_SET))
+        for outputs in _with_bar(batches, n_samples) if progress else batches:
+            for collector, output in zip(collectors, outputs, strict=True):
+                collector.add(output)
     certain = iter([_certain(value, n_samples) for value in run.certain])
     sampled = iter([collector.result() for collector in collectors])
     results = [next(sampled) if random else next(certain) for random in sampler.is_random]
@@ -220,12 +218,16 @@ def lookup(model: nn.Module, name: str, constants: dict[str, Tensor]) -> Tensor:
         return constants[name]
 
 
-def _chunks(n_samples: int, at_once: int, progress: bool) -> Iterator[int]:
-    counts = [at_once] * (n_samples // at_once)
-    counts += [n_samples % at_once] if n_samples % at_once else []
-    if not progress:
-        yield from counts
-        return
+def draws(run: Run, n_samples: int, seed: int, at_once: int) -> Iterator[list[Tensor]]:
+    """Yield samples of every random output, [count, ...] each, in batches of at most so many."""
+    at_once = 1 if run.sampler.has_other_noise else at_once
+    with run.seeded(seed) as draw:
+        for begin in range(0, n_samples, at_once):
+            yield draw(min(at_once, n_samples - begin))
+
+
+def _with_bar(batches: Iterator[list[Tensor]], n_samples: int) -> Iterator[list[Tensor]]:
+    """Yield these batches, and show a bar on stderr."""
     try:
         from rich.console import Console
         from rich.progress import Progress
@@ -233,6 +235,6 @@ def _chunks(n_samples: int, at_once: int, progress: bool) -> Iterator[int]:
         raise MissingExtraError("rich", "cli") from error
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("sampling", total=n_samples)
-        for count in counts:
-            yield count
-            bar.advance(task, count)
+        for outputs in batches:
+            yield outputs
+            bar.advance(task, len(outputs[0]) if outputs else n_samples)

@@ -20,7 +20,7 @@ from momentprop.validation.verdict import judge
 
 _SCATTER = 1000  # points of the chart of stds
 
-Methods = dict[str, Predicted | Sampled]
+Methods = dict[str, Predicted]
 
 
 def compare(
@@ -45,7 +45,7 @@ def compare(
     chosen = evenly(mc.variance.numel(), _SCATTER)
     for name, rows in methods.items():
         found, drawn = figures.pop(name, {}), curves.setdefault(name, {})
-        if isinstance(rows, Predicted):
+        if name != MC:
             found |= measured.moment_figures(rows, mc)
             found["kl"] = kl = kind.kl(truth, _predictive(rows)).nanmean().item()
             if name != PLAIN:
@@ -84,6 +84,6 @@ def add_novelty(found: dict[str, Any], known: Methods, novel: Methods, layout: L
         found["curves"][name] |= drawn
 
 
-def _predictive(rows: Predicted | Sampled) -> Tensor:
+def _predictive(rows: Predicted) -> Tensor:
     """Return the predictive as equivalence.py has it: [n, positions, K], or [n, elements, 2]."""
     return rows.probs if rows.probs is not None else torch.stack([rows.mean, rows.variance], -1)

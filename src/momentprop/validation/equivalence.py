@@ -6,7 +6,6 @@ variance, without observation noise. Both are tensors, so that blocks of samples
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +13,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.quasirandom import SobolEngine
 
-POINTS, SOBOL_SEED = 4096, 0
 SIZES = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000]
 """Numbers of samples at which the error of MC dropout is measured."""
 MOST_BLOCKS = 50
@@ -27,8 +24,6 @@ class Predictive(Protocol):
 
     smallest: int  # number of samples that defines one
 
-    def of_samples(self, samples: Tensor) -> Tensor: ...  # [..., samples, inputs, outputs]
-    def of_moments(self, mean: Tensor, covariance: Tensor) -> Tensor: ...  # [inputs, K], [inputs, K, K]
     def kl(self, truth: Tensor, other: Tensor) -> Tensor: ...  # [..., inputs]
 
 
@@ -36,20 +31,6 @@ class Classes:
     """Class probabilities [inputs, K]."""
 
     smallest = 1
-
-    def of_samples(self, samples: Tensor) -> Tensor:
-        return samples.double().softmax(-1).mean(-3)
-
-    def of_moments(self, mean: Tensor, covariance: Tensor) -> Tensor:
-        """Softmax integrated over N(mean, covariance) at quasi-random points."""
-        values, vectors = torch.linalg.eigh(covariance.double())
-        factor = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
-        normal = _normal_points(mean.shape[-1])
-        parts = [
-            (m.unsqueeze(1) + normal @ f.mT).softmax(-1).mean(1)
-            for m, f in zip(mean.double().split(50), factor.split(50), strict=True)
-        ]
-        return torch.cat(parts)
 
     def kl(self, truth: Tensor, other: Tensor) -> Tensor:
         return (torch.xlogy(truth, truth) - torch.xlogy(truth, other)).sum(-1)
@@ -60,12 +41,6 @@ class Gaussian:
 
     smallest = 5  # with fewer than 4 the expected divergence is infinite, by small estimates of the variance
 
-    def of_samples(self, samples: Tensor) -> Tensor:
-        return torch.stack([samples.double().mean(-3), samples.double().var(-3)], -1)
-
-    def of_moments(self, mean: Tensor, covariance: Tensor) -> Tensor:
-        return torch.stack([mean, covariance.diagonal(dim1=-2, dim2=-1)], -1).double()
-
     def kl(self, truth: Tensor, other: Tensor) -> Tensor:
         """KL(N(m0, v0), N(m1, v1)); infinite where v1 = 0. Outputs that do not vary at all are left out."""
         (m0, v0), (m1, v1) = truth.unbind(-1), other.unbind(-1)
@@ -74,32 +49,12 @@ class Gaussian:
         return torch.where(v0 > 0, kl, math.nan).nanmean(-1)
 
 
-@functools.cache
-def _normal_points(dimension: int) -> Tensor:
-    uniform = SobolEngine(dimension, scramble=True, seed=SOBOL_SEED).draw(POINTS, dtype=torch.float64)
-    return torch.special.ndtri(uniform.clamp(1e-12, 1 - 1e-12))
-
-
 def entropy(probabilities: Tensor) -> Tensor:
     return -torch.xlogy(probabilities, probabilities).sum(-1)
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
     return torch.corrcoef(torch.stack([a.flatten(), b.flatten()]).double())[0, 1].item()
-
-
-def convergence(kind: Predictive, truth: Tensor, samples: Tensor, sizes: list[int]) -> dict[int, float]:
-    """Mean divergence of MC dropout with T samples, over inputs and up to 50 disjoint blocks of samples.
-
-    The truth's own error is part of it, as it is part of ours: equal values mean equal fidelity.
-    """
-    curve = {}
-    for size in sizes:
-        count = min(MOST_BLOCKS, len(samples) // size)
-        if size >= kind.smallest and count:
-            blocks = samples[: count * size].unflatten(0, (count, size))
-            curve[size] = kind.kl(truth, kind.of_samples(blocks)).mean().item()
-    return curve
 
 
 @dataclass(frozen=True)

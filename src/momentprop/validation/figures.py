@@ -53,7 +53,7 @@ class OutputRow:
     mean_shift: float
 
 
-def moment_figures(ours: Predicted | Sampled, mc: Sampled) -> Figures:
+def moment_figures(ours: Predicted, mc: Sampled) -> Figures:
     """Medians over all inputs and outputs that vary; the ratio with its 5th and 95th percentile."""
     varies = mc.variance > 0
     true, own = mc.variance[varies].sqrt(), ours.variance[varies].sqrt()
@@ -140,7 +140,7 @@ def class_curves(probs: Tensor, targets: Tensor) -> dict[str, Any]:
     }
 
 
-def predictive_of(ours: Predicted | Sampled, rows: Tensor) -> Any:
+def predictive_of(ours: Predicted, rows: Tensor) -> Any:
     """Return what `regress` takes: samples where there are some, a plain output where nothing varies."""
     mean, variance = ours.mean[rows], ours.variance[rows]
     samples = ours.samples if isinstance(ours, Sampled) else None
@@ -150,7 +150,7 @@ def predictive_of(ours: Predicted | Sampled, rows: Tensor) -> Any:
     return Moments(mean, variance) if bool((variance > 0).any()) else mean
 
 
-def regression_figures(ours: Predicted | Sampled, targets: Tensor) -> tuple[Figures, dict[str, Any]]:
+def regression_figures(ours: Predicted, targets: Tensor) -> tuple[Figures, dict[str, Any]]:
     """Fit the noise on every second input, and measure everything on the others."""
     numbers = torch.arange(len(targets))
     fitted, judged = (numbers[::2], numbers[1::2]) if len(numbers) > 1 else (numbers, numbers)
@@ -175,7 +175,7 @@ def _ends(level: float, like: Tensor) -> tuple[Tensor, Tensor]:
     return torch.full_like(like, (1 - level) / 2), torch.full_like(like, (1 + level) / 2)
 
 
-def novelty(ours: Predicted | Sampled) -> Tensor:
+def novelty(ours: Predicted) -> Tensor:
     """One score per input, higher for novel ones: entropy, or the mean std where there are no classes."""
     if ours.probs is not None:
         return entropy(ours.probs).mean(1)

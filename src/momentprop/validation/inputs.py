@@ -41,27 +41,25 @@ def collect(loader: Iterable[Any], most: int, targets: bool, what: str = "the da
             f"{what} must give batches, such as a DataLoader or a list of (x, y), "
             f"not be a {type(loader).__name__}"
         )
-    parts: list[tuple[tuple[Tensor, ...], Tensor | None]] = []
+    parts: list[tuple[Tensor, ...]] = []
     count = 0
     for number, batch in enumerate(loader):
-        given, target = _split(batch, targets, f"batch {number} of {what}")
-        _check_lengths(given, target, f"batch {number} of {what}")
+        members = _members(batch, targets, f"batch {number} of {what}")
         if parts:
-            _check_alike(parts[0], (given, target), number, what)
-        parts.append((given, target))
-        count += len(given[0])
+            _check_alike(parts[0], members, number, what)
+        parts.append(members)
+        count += len(members[0])
         if count >= most:
             break
     if count == 0:
         raise InputError(f"{what} is empty: it gave no inputs")
-    tensors = tuple([torch.cat(list(column))[:most] for column in zip(*(g for g, _ in parts), strict=True)])
+    tensors = [torch.cat(column)[:most] for column in zip(*parts, strict=True)]
+    joined = tensors.pop() if targets else None
     for i, tensor in enumerate(tensors):
         _check_finite(tensor, f"input {i}" if len(tensors) > 1 else "the inputs", what)
-    joined = None
-    if targets:
-        joined = torch.cat([t for _, t in parts if t is not None])[:most]
+    if joined is not None:
         _check_finite(joined, "the targets", what)
-    return Inputs(tensors, joined)
+    return Inputs(tuple(tensors), joined)
 
 
 def task_of(targets: Tensor | None, task: str | None) -> str:
@@ -76,38 +74,30 @@ def task_of(targets: Tensor | None, task: str | None) -> str:
     return found
 
 
-def _split(batch: Any, targets: bool, where: str) -> tuple[tuple[Tensor, ...], Tensor | None]:
+def _members(batch: Any, targets: bool, where: str) -> tuple[Tensor, ...]:
+    """Return the tensors of a batch, the target last, checked."""
     members = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
-    target: Tensor | None = None
-    if targets:
-        if len(members) < 2:
-            raise InputError(f"{where} has no target; give (x, y), or validate(..., targets=False)")
-        *first, target = members
-        members = tuple(first[0]) if len(first) == 1 and isinstance(first[0], (tuple, list)) else tuple(first)
-    wrong = next((m for m in (*members, *([target] if targets else [])) if not isinstance(m, Tensor)), None)
-    if wrong is not None or not members:
+    if targets and len(members) < 2:
+        raise InputError(f"{where} has no target; give (x, y), or validate(..., targets=False)")
+    if targets and len(members) == 2 and isinstance(members[0], (tuple, list)):
+        members = (*members[0], members[1])
+    wrong = next((m for m in members if not isinstance(m, Tensor)), None)
+    if wrong is not None or len(members) == targets:
         raise InputError(f"{where} must hold tensors, not {type(wrong).__name__}")
-    return members, target
-
-
-def _check_lengths(given: tuple[Tensor, ...], target: Tensor | None, where: str) -> None:
-    tensors = [*given, *([] if target is None else [target])]
-    if any(t.dim() == 0 for t in tensors):
+    if any(t.dim() == 0 for t in members):
         raise InputError(f"{where} holds a tensor without a batch dimension")
-    if len({len(t) for t in tensors}) > 1:
-        sizes = " and ".join(str(len(t)) for t in tensors)
+    if len({len(t) for t in members}) > 1:
+        sizes = " and ".join(str(len(t)) for t in members)
         raise InputError(f"{where} holds tensors of different lengths: {sizes}")
+    return members
 
 
-def _check_alike(first: Any, other: Any, number: int, what: str) -> None:
-    def shapes(part: Any) -> list[tuple[Any, ...]]:
-        given, target = part
-        return [(tuple(t.shape[1:]), t.dtype) for t in (*given, *([] if target is None else [target]))]
-
-    if shapes(first) != shapes(other):
+def _check_alike(first: tuple[Tensor, ...], other: tuple[Tensor, ...], number: int, what: str) -> None:
+    shapes, expected = ([(list(t.shape[1:]), t.dtype) for t in part] for part in (other, first))
+    if shapes != expected:
         raise InputError(
             f"batch {number} of {what} has other shapes than the first: "
-            f"{[list(s) for s, _ in shapes(other)]}, not {[list(s) for s, _ in shapes(first)]}"
+            f"{[s for s, _ in shapes]}, not {[s for s, _ in expected]}"
         )
 
 

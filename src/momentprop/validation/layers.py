@@ -25,7 +25,7 @@ from momentprop.engine.program import Program
 from momentprop.graph.place import place_of
 from momentprop.moments import Moments, is_moments
 from momentprop.network import BayesianNetwork, inside
-from momentprop.sample import Collector, SampledMoments
+from momentprop.sample import Collector, SampledMoments, draws
 from momentprop.sampling.sampler import Sampler
 from momentprop.validation.inputs import Inputs
 from momentprop.validation.outputs import evenly
@@ -80,15 +80,10 @@ def sampled_nodes(
         run = sampler.start(inside(network).state, leaves)
         values = [n.meta["val"] for n in sampler.sampled if isinstance(n.meta.get("val"), Tensor)]
         size = sum(math.prod(run._shape(v)) for v in values if run._is_known(v))
-        limit = 1 if sampler.has_other_noise else max(1, _AT_ONCE // max(1, size))
-        with run.seeded(seed) as draw:
-            left = n_samples
-            while left:
-                count = min(limit, left)
-                for collector, samples in zip(collectors, draw(count), strict=True):
-                    collector.add(_chosen(samples, 1))
-                left -= count
-                progress(n_samples - left)
+        for drawn in draws(run, n_samples, seed, max(1, _AT_ONCE // max(1, size))):
+            for collector, samples in zip(collectors, drawn, strict=True):
+                collector.add(_chosen(samples, 1))
+            progress(max((collector.count for collector in collectors), default=n_samples))
     return {name: collector.result() for name, collector in zip(names, collectors, strict=True)}
 
 

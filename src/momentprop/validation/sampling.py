@@ -8,7 +8,7 @@ nothing is sampled twice, and no sample is compared with itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,16 +16,16 @@ from torch import Tensor, fx, nn
 
 from momentprop.capture.trace import Trace
 from momentprop.errors import InputError
-from momentprop.sample import Collector, lookup
-from momentprop.sampling.sampler import Run, Sampler
-from momentprop.validation.equivalence import MOST_BLOCKS, SIZES, Classes, Gaussian, Predictive, entropy
+from momentprop.sample import WORKING_SET, Collector, draws, lookup
+from momentprop.sampling.sampler import Sampler
+from momentprop.validation.equivalence import MOST_BLOCKS, SIZES, Classes, Gaussian, Predictive
 from momentprop.validation.inputs import BATCH, Inputs
 from momentprop.validation.interruption import between_steps
 from momentprop.validation.outputs import Head, Layout
+from momentprop.validation.tiers import Predicted, joined
 
 Progress = Callable[[int, int], None]
 
-_WORKING_SET = 2**20  # elements of the largest activation: as in sample.py
 _BLOCK_SUMS = 2**21  # elements of the sums kept for one size of blocks
 _KEPT, _MOST_KEPT = 2**23, 1000  # elements of samples kept of all inputs, and samples, for mixtures
 _FEWEST_KEPT = 50  # a mixture of less is no predictive distribution: then it is the Gaussian
@@ -33,23 +33,16 @@ _ROWS = 2**20  # numbers that the rows of one batch of inputs have
 _LEAST = 20  # samples that make a report of an interrupted first batch
 
 
-@dataclass(frozen=True)
-class Sampled:
+@dataclass(frozen=True, kw_only=True)
+class Sampled(Predicted):
     """Holds what MC dropout gives, as rows (outputs.py)."""
 
     n_samples: int
-    mean: Tensor  # [n, elements]
-    variance: Tensor
     mean_error: Tensor
     variance_error: Tensor
     divergence: dict[int, Tensor]  # size -> [n], of that many samples from all
-    probs: Tensor | None = None  # [n, positions, K]
-    mutual_information: Tensor | None = None
     samples: Tensor | None = None  # [some, n, elements]
     interrupted: bool = False
-
-    def __len__(self) -> int:
-        return len(self.mean)
 
     @property
     def curve(self) -> dict[int, float]:
@@ -98,29 +91,19 @@ def sample(
             stream = _Stream(layout, n_samples, keep if keep >= min(n_samples, _FEWEST_KEPT) else 0)
             try:
                 run = sampler.start(state, traced.signature.flatten(given, {}))
-                for chunk in _chunks(run, n_samples, seed * 65_537 + number):
-                    stream.add(chunk[place])
+                at_once = run.samples_at_once(WORKING_SET)
+                for drawn in draws(run, n_samples, seed * 65_537 + number, at_once):
+                    stream.add(drawn[place])
                     if progress is not None:
                         progress(before + stream.count * len(given[0]), total)
                     check()
             except KeyboardInterrupt:
                 if not done and stream.count < _LEAST:
                     raise
-                return _joined(done or [stream.result()], interrupted=True)
+                return replace(joined(done or [stream.result()], samples=1), interrupted=True)
             done.append(stream.result())
             before += n_samples * len(given[0])
-    return _joined(done)
-
-
-def _chunks(run: Run, n_samples: int, seed: int) -> Any:
-    """Samples of every random output, [count, ...] each."""
-    limit = 1 if run.sampler.has_other_noise else run.samples_at_once(_WORKING_SET)
-    with run.seeded(seed) as draw:
-        left = n_samples
-        while left:
-            count = min(limit, left)
-            yield draw(count)
-            left -= count
+    return joined(done, samples=1)
 
 
 class _Stream:
@@ -140,22 +123,19 @@ class _Stream:
         self.moments.add(values)
         if self.layout.is_classes:
             numbers = self.layout.probabilities(samples)
-            doubt = entropy(numbers).sum(0)
         else:
             if self.count == 0:
                 self.shift = values[0].double()  # or squares of large values cancel
             centred = values.double() - self.shift
             numbers = torch.stack([centred, centred * centred], -1)
-            doubt = torch.zeros(())
             if self.count < self.keep:
                 self.kept.append(values[: self.keep - self.count].float())
         if self.count == 0:
-            self.total, self.doubt = torch.zeros_like(numbers[0]), torch.zeros_like(doubt)
+            self.total = torch.zeros_like(numbers[0])
             for size in self.sizes:
                 most = min(MOST_BLOCKS, self.n_samples // size, _BLOCK_SUMS // max(1, numbers[0].numel()))
                 self.blocks[size] = numbers.new_zeros(max(2, most), *numbers.shape[1:])
         self.total += numbers.sum(0)
-        self.doubt += doubt
         places = torch.arange(self.count, self.count + len(samples))
         for size, sums in self.blocks.items():
             block = places // size
@@ -168,10 +148,6 @@ class _Stream:
         found = self.moments.result()
         assert found.mean_error is not None
         assert found.variance_error is not None
-        probs = information = None
-        if self.layout.is_classes:
-            probs = self.total / self.count
-            information = (entropy(probs) - self.doubt / self.count).clamp_min(0)
         return Sampled(
             n_samples=self.count,
             mean=found.mean.double(),
@@ -179,8 +155,7 @@ class _Stream:
             mean_error=found.mean_error.double(),
             variance_error=found.variance_error.double(),
             divergence=self._divergence(),
-            probs=probs,
-            mutual_information=information,
+            probs=self.total / self.count if self.layout.is_classes else None,
             samples=torch.cat(self.kept) if self.kept else None,
         )
 
@@ -205,23 +180,3 @@ class _Stream:
         mean, square = (sums / count).unbind(-1)
         variance = (square - mean * mean).clamp_min(0) * (count / max(1, count - 1))
         return torch.stack([mean + self.shift, variance], -1)
-
-
-def _joined(parts: list[Sampled], interrupted: bool = False) -> Sampled:
-    def together(name: str, dim: int = 0) -> Any:
-        found = [v for part in parts if (v := getattr(part, name)) is not None]
-        return torch.cat(found, dim) if found else None
-
-    sizes = parts[0].divergence
-    return Sampled(
-        n_samples=parts[0].n_samples,
-        mean=together("mean"),
-        variance=together("variance"),
-        mean_error=together("mean_error"),
-        variance_error=together("variance_error"),
-        divergence={size: torch.cat([p.divergence[size] for p in parts]) for size in sizes},
-        probs=together("probs"),
-        mutual_information=together("mutual_information"),
-        samples=together("samples", 1),
-        interrupted=interrupted,
-    )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +12,12 @@ from torch import Tensor, nn
 from momentprop import tiers
 from momentprop.capture.trace import Trace, trace
 from momentprop.errors import CovarianceError, MissingRuleError
+from momentprop.moments import Moments, mean_of, variance_of
 from momentprop.network import BayesianNetwork, inside
 from momentprop.passes.stand_ins.unsupported import UNSUPPORTED
+from momentprop.predict.classification import classify
 from momentprop.tiers import Request, named
-from momentprop.validation.inputs import Inputs
+from momentprop.validation.inputs import BATCH, Inputs
 from momentprop.validation.outputs import LOGITS, Layout, one_output
 
 TIERS = tuple(tier.name for tier in tiers.ALL)
@@ -67,52 +70,46 @@ class Predicted:
     mean: Tensor  # [n, elements]
     variance: Tensor
     probs: Tensor | None = None  # [n, positions, K]
-    mutual_information: Tensor | None = None  # [n, positions]
+
+    def __len__(self) -> int:
+        return len(self.mean)
 
     def first(self, count: int) -> Predicted:
-        probs, information = (None if v is None else v[:count] for v in (self.probs, self.mutual_information))
-        return Predicted(self.mean[:count], self.variance[:count], probs, information)
+        return Predicted(*(None if v is None else v[:count] for v in (self.mean, self.variance, self.probs)))  # type: ignore[arg-type]
 
 
-def predict(network: nn.Module, inputs: Inputs, layout: Layout, output: int, batch: int) -> Predicted:
-    """Moments of a converted network, and the classes' predictive distribution that they give."""
-    from momentprop.predict.classification import classify
+Rows = TypeVar("Rows", bound=Predicted)
 
+
+def predict(network: nn.Module, inputs: Inputs, layout: Layout, output: int) -> Predicted:
+    """Predict with a converted network, or with a plain one, whose variance is zero."""
     parts = []
-    for given in inputs.batches(batch):
+    for given in inputs.batches(BATCH):
         with torch.no_grad():
-            moments = one_output(network(*given), output)
-        probs = information = None
-        if layout.is_classes:
-            if layout.head is None:
-                found = classify(moments, kind=layout.kind)
-            else:
-                found = classify(moments, dim=layout.class_dim if layout.head[0] == LOGITS else None)
-            probs = layout.of_predictive(found.probs)
-            information = layout.of_predictive(found.mutual_information.unsqueeze(1)).squeeze(-1)
-        mean, variance = (layout.values(v).double() for v in (moments.mean, moments.variance))
-        parts.append(Predicted(mean, variance, probs, information))
+            found = one_output(network(*given), output)
+        mean, variance = (layout.values(v).double() for v in (mean_of(found), variance_of(found)))
+        parts.append(Predicted(mean, variance, _probabilities(found, layout) if layout.is_classes else None))
     return joined(parts)
 
 
-def plain(model: nn.Module, inputs: Inputs, layout: Layout, output: int, batch: int) -> Predicted:
-    """Predict with the plain network itself, with variance zero."""
-    parts = []
-    for given in inputs.batches(batch):
-        with torch.no_grad():
-            value = one_output(model(*given), output)
-        mean = layout.values(value).double()
-        probs = layout.probabilities(value) if layout.is_classes else None
-        parts.append(Predicted(mean, torch.zeros_like(mean), probs))
-    return joined(parts)
+def _probabilities(found: Tensor | Moments, layout: Layout) -> Tensor:
+    """Return the predictive distribution over classes."""
+    if isinstance(found, Tensor):
+        return layout.probabilities(found)
+    if layout.head is None:
+        predictive = classify(found, kind=layout.kind)
+    else:
+        predictive = classify(found, dim=layout.class_dim if layout.head[0] == LOGITS else None)
+    return layout.of_predictive(predictive.probs)
 
 
-def joined(parts: list[Predicted]) -> Predicted:
-    def together(name: str) -> Tensor | None:
-        found = [v for part in parts if (v := getattr(part, name)) is not None]
-        return torch.cat(found) if found else None
+def joined(parts: Sequence[Rows], **dims: int) -> Rows:
+    """Join the rows of batches of inputs, in the first dimension unless `dims` names another."""
 
-    mean, variance = together("mean"), together("variance")
-    assert mean is not None
-    assert variance is not None
-    return Predicted(mean, variance, together("probs"), together("mutual_information"))
+    def together(name: str, values: list[Any]) -> Any:
+        if isinstance(values[0], dict):
+            return {key: torch.cat([value[key] for value in values]) for key in values[0]}
+        return torch.cat(values, dims.get(name, 0)) if isinstance(values[0], Tensor) else values[0]
+
+    columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(parts[0])}
+    return replace(parts[0], **{name: together(name, values) for name, values in columns.items()})

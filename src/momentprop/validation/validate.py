@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from momentprop.errors import InputError
 from momentprop.validation.comparison import Methods, add_novelty, compare
 from momentprop.validation.findings import MC, PLAIN, SAVED
-from momentprop.validation.inputs import BATCH, Inputs, collect, task_of
+from momentprop.validation.inputs import Inputs, collect, task_of
 from momentprop.validation.latency import measure
 from momentprop.validation.layers import LayerRow, compare_layers
 from momentprop.validation.outputs import Layout, one_output
 from momentprop.validation.report import Report
 from momentprop.validation.sampling import Sampled, output_of, sample
-from momentprop.validation.tiers import Predicted, convert_tiers, plain, predict
+from momentprop.validation.tiers import Predicted, convert_tiers, predict
 from momentprop.version import __version__
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
@@ -216,10 +216,8 @@ class _Validation:
         return novel
 
     def _predicted(self, inputs: Inputs) -> dict[str, Predicted]:
-        rows = {PLAIN: plain(self.model, inputs, self.layout, self.output, BATCH)}
-        for tier, network in self.networks.items():
-            rows[tier] = predict(network, inputs, self.layout, self.output, BATCH)
-        return rows
+        networks = {PLAIN: self.model} | self.networks
+        return {name: predict(n, inputs, self.layout, self.output) for name, n in networks.items()}
 
     def _sampled(self, inputs: Inputs, n_samples: int, stage: str) -> Sampled:
         tell = partial(self.tell, stage)
