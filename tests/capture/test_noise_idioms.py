@@ -72,6 +72,21 @@ def compared_with_tensor(x: Tensor) -> Tensor:
     return x * (torch.rand(x.shape) < torch.full(x.shape, KEEP)) / KEEP
 
 
+def compared_with_number(x: Tensor) -> Tensor:
+    return x * (torch.rand(x.shape) >= torch.tensor(1 - KEEP)).float() / KEEP
+
+
+def bernoulli_as_mask(x: Tensor) -> Tensor:
+    """As keras.ops.random.dropout and SpatialDropout write it."""
+    keep = torch.full((x.shape[0], 1), KEEP).expand(x.shape)
+    return torch.where(torch.bernoulli(keep).bool(), x / KEEP, torch.zeros_like(x))
+
+
+def bernoulli_moved_to_mask(x: Tensor) -> Tensor:
+    drop = torch.bernoulli(torch.full((x.shape[1], x.shape[0]), 1 - KEEP)).t().to(torch.bool)
+    return x.masked_fill(drop, 0.0) / KEEP
+
+
 def divided(x: Tensor) -> Tensor:
     return x * ((torch.rand_like(x) < KEEP) / KEEP)
 
@@ -121,6 +136,9 @@ IDIOMS = [
     uniform_compared,
     integers,
     compared_with_tensor,
+    compared_with_number,
+    bernoulli_as_mask,
+    bernoulli_moved_to_mask,
     divided,
     where_zero,
     where_number,

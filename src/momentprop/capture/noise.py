@@ -6,8 +6,8 @@ probability among their arguments. Rewritten to Bernoulli variables are
 
     floor(keep + rand(shape)),    rand(shape) < keep  (and <=, >, >=),    bernoulli(full(shape, keep)).
 
-A comparison is a mask of booleans. With B its Bernoulli variable as a number, what is done with it becomes
-arithmetic, for which there are rules:
+A comparison is a mask of booleans, and so is a variable that is cast to them. With B its Bernoulli variable
+as a number, what is done with it becomes arithmetic, for which there are rules:
 
     x * mask = x B,    where(mask, x, y) = x B + y (1 - B),    x.masked_fill(mask, c) = x (1 - B) + c B.
 
@@ -49,6 +49,7 @@ def normalize_noise(graph: fx.Graph) -> None:
             continue
         if node.meta["val"].is_floating_point():
             node.replace_all_uses_with(variable)
+            _spell_out_casts(graph, variable)
         else:
             _spell_out_mask(graph, node, variable)
     remove_unused(graph)
@@ -129,6 +130,15 @@ def _blank(graph: fx.Graph, like: fx.Node, dtype: torch.dtype) -> fx.Node:
     if like.meta["val"].dtype == dtype and constant(like) is not None:
         return like
     return emit(graph, aten.zeros_like.default, (like,), like, {"dtype": dtype})
+
+
+def _spell_out_casts(graph: fx.Graph, variable: fx.Node) -> None:
+    """Spell out the masks that a Bernoulli variable is cast to."""
+    for user in list(variable.users):
+        if user.target in ARRANGEMENTS:
+            _spell_out_casts(graph, user)
+        elif user.target in CASTS and not user.meta["val"].is_floating_point():
+            _spell_out_mask(graph, user, variable)
 
 
 def _spell_out_mask(graph: fx.Graph, mask: fx.Node, variable: fx.Node) -> None:

@@ -15,7 +15,7 @@ from momentprop.capture.functionalize import functionalize
 from momentprop.capture.marked import spell_out_marked
 from momentprop.capture.noise import normalize_noise
 from momentprop.errors import DropProbabilityError
-from momentprop.graph.edit import remove_unused
+from momentprop.graph.edit import emit, remove_unused
 from momentprop.graph.ops import DROPOUTS, VIEWS
 from momentprop.graph.place import place_of
 from momentprop.graph.private import OpOverload
@@ -43,6 +43,7 @@ def normalize(program: ExportedProgram, prefix: str) -> tuple[fx.Graph, tuple[st
         if node.target in DROPOUTS:
             _check_dropout(graph, node)
     remove_unused(graph)
+    _spell_out_numbers(graph, program)
     normalize_noise(graph)
     spell_out_marked(graph)
     kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -105,6 +106,23 @@ def _spell_out(node: fx.Node) -> None:
         ]
         node.args = (node.args[0], size, *node.args[2:])
     pass_by_position(node)
+
+
+def _spell_out_numbers(graph: fx.Graph, program: ExportedProgram) -> None:
+    """Write the values of tensors made in `forward` into the graph: torch.tensor(0.3), say."""
+    made = {
+        s.arg.name: s.target
+        for s in program.graph_signature.input_specs
+        if s.kind is InputKind.CONSTANT_TENSOR
+    }
+    for node in graph.find_nodes(op="placeholder"):
+        value = program.constants.get(made.get(node.name, ""))
+        if isinstance(value, torch.Tensor) and value.dim() == 0 and node.users:
+            user = next(iter(node.users))
+            with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
+                options = {"dtype": value.dtype, "device": value.device}
+                number = emit(graph, aten.full.default, ([], value.item()), user, options, node.meta["val"])
+            node.replace_all_uses_with(number)
 
 
 def _check_dropout(graph: fx.Graph, node: fx.Node) -> None:
