@@ -13,14 +13,11 @@ import torch
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from drawn import check_column, legend_of
 from momentprop import plots
 from momentprop.evaluate import metrics
 
 METHODS = ("NN", "MC T=50", "momentprop")
-
-
-def legend_of(panel: Any) -> list[str]:
-    return [text.get_text() for text in panel.get_legend().get_texts()]
 
 
 def labelled_lines(panel: Any) -> dict[str, Any]:
@@ -36,15 +33,6 @@ def classified(n: int = 400) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     logits = 2 * torch.randn(n, 5)
     target = torch.distributions.Categorical(logits=logits).sample()
     return {"sharp": (2 * logits).softmax(1), "true": logits.softmax(1)}, target
-
-
-def pair(n: int = 500) -> tuple[torch.Tensor, torch.Tensor]:
-    reference = torch.rand(n)
-    return reference, reference + 0.1 * torch.randn(n)
-
-
-SIZES = (1, 3, 10, 30, 100)
-AUCS = 0.9 + 0.01 * np.arange(20).reshape(4, 5) / 20
 
 
 # -------------------------------------------------------------------------------------------- filtering
@@ -72,52 +60,6 @@ def test_filter_curve_takes_tensors_and_nan_where_nothing_is_kept() -> None:
 def test_filter_curve_says_which_curve_is_incomplete() -> None:
     with pytest.raises(ValueError, match=r"momentprop: \(9,\) cut-offs but \(8,\) accuracies"):
         plots.filter_curve(curves() | {"momentprop": (np.ones(9), np.ones(8))})
-
-
-# -------------------------------------------------------------------------------------------- agreement
-
-
-def test_density_scatter_shows_all_points_and_the_correlation() -> None:
-    reference, ours = pair()
-    panel = plots.density_scatter(reference, ours, "MC std", "our std")
-    (points,) = panel.collections
-    drawn = sorted(map(tuple, points.get_offsets().tolist()))
-    assert drawn == sorted(zip(reference.tolist(), ours.tolist(), strict=True))
-    assert [text.get_text() for text in panel.texts] == [f"r = {metrics.pearson(reference, ours)}"]
-    assert (panel.get_xlabel(), panel.get_ylabel()) == ("MC std", "our std")
-    # equality is a diagonal only if both axes are the same
-    assert panel.get_xlim() == panel.get_ylim()
-    assert panel.get_aspect() == 1
-    (identity,) = panel.lines
-    np.testing.assert_array_equal(identity.get_xdata(), identity.get_ydata())
-    assert panel.get_xlim()[0] < min(ours.min(), reference.min())
-    assert panel.get_xlim()[1] > max(ours.max(), reference.max())
-
-
-def test_density_scatter_colours_by_density_with_the_densest_on_top() -> None:
-    cluster, line = torch.randn(300) * 0.01 + 0.5, torch.linspace(0, 1, 20)
-    reference = torch.cat([cluster, line])
-    panel = plots.density_scatter(reference, reference.clone())
-    (points,) = panel.collections
-    x, near = points.get_offsets()[:, 0], points.get_array()
-    assert (np.diff(near) >= 0).all()
-    assert near.max() == 1
-    assert near[np.abs(x - 0.5) < 0.01].min() > 5 * near[np.abs(x - 0.5) > 0.1].max()
-
-
-def test_density_is_that_of_a_normal_kernel() -> None:
-    from scipy.stats import norm
-
-    reference, ours = (t.numpy() for t in pair(300))
-    near = plots._points_near(reference, ours, (-0.5, 1.5))
-    std = 2 / 200 * math.sqrt(12 / 2)
-    kernel = norm.pdf(reference[:, None], reference, std) * norm.pdf(ours[:, None], ours, std)
-    assert np.corrcoef(near, kernel.sum(1))[0, 1] > 0.97
-
-
-def test_density_scatter_refuses_what_has_no_correlation() -> None:
-    with pytest.raises(ValueError, match="all values of b are equal"):
-        plots.density_scatter(torch.rand(5), torch.ones(5))
 
 
 # ------------------------------------------------------------------------------------------ calibration
@@ -171,91 +113,23 @@ def test_reliability_diagram_takes_arrays() -> None:
     assert legend_of(of_arrays) == legend_of(of_tensors)
 
 
-# ------------------------------------------------------------------------------------- against sampling
-
-
-def test_auc_against_samples_shows_mean_spread_and_lines() -> None:
-    panel = plots.auc_against_samples(SIZES, AUCS, {"NN": 0.88, "momentprop": 0.92})
-    assert legend_of(panel) == ["MC dropout, mean ± std of 4 runs", "NN (0.880)", "momentprop (0.920)"]
-    curve, nn, ours = panel.lines
-    np.testing.assert_allclose(curve.get_ydata(), AUCS.mean(0))
-    assert set(nn.get_ydata()) == {0.88}
-    assert set(ours.get_ydata()) == {0.92}
-    assert len({line.get_color() for line in panel.lines}) == 3
-    (band,) = panel.collections
-    corners = band.get_paths()[0].vertices
-    spread = np.sqrt(((AUCS - AUCS.mean(0)) ** 2).sum(0) / 3)
-    for x, middle, half in zip(SIZES, AUCS.mean(0), spread, strict=True):
-        there = corners[corners[:, 0] == x, 1]
-        assert (there.min(), there.max()) == pytest.approx((middle - half, middle + half))
-    assert panel.get_xscale() == "log"
-    panel.figure.canvas.draw()
-    assert [tick.get_text() for tick in panel.get_xticklabels()] == [str(size) for size in SIZES]
-
-
-def test_auc_against_samples_of_one_run_has_no_spread() -> None:
-    panel = plots.auc_against_samples(SIZES, AUCS[:1], {}, name="sampling")
-    assert legend_of(panel) == ["sampling"]
-    panel.figure.savefig(BytesIO())
-
-
-def test_many_sizes_get_at_most_ten_ticks() -> None:
-    sizes = range(1, 38)
-    panel = plots.auc_against_samples(sizes, np.full((2, 37), 0.9), {})
-    assert len(panel.get_xticks()) <= 10
-
-
-def test_auc_against_samples_refuses_other_shapes() -> None:
-    with pytest.raises(ValueError, match=r"\[repetitions, 5 sizes\], not \[5, 4\]"):
-        plots.auc_against_samples(SIZES, AUCS.T, {})
-
-
 # ------------------------------------------------------------------------------------------- all of them
 
 
-def draw(name: str, axes: Any = None) -> Any:
-    probs, target = classified()
-    match name:
-        case "filter_curve":
-            return plots.filter_curve(curves(), axes=axes)
-        case "density_scatter":
-            return plots.density_scatter(*pair(), axes=axes)
-        case "reliability_diagram":
-            return plots.reliability_diagram(probs, target, axes=axes)
-        case _:
-            return plots.auc_against_samples(SIZES, AUCS, {"momentprop": 0.92}, axes=axes)
-
-
-ONE_PANEL = ["filter_curve", "density_scatter", "auc_against_samples"]
-
-
-@pytest.mark.parametrize("name", ONE_PANEL)
-def test_draws_into_given_axes(name: str) -> None:
-    figure = Figure()
-    left, right = figure.subplots(1, 2)
-    assert draw(name, axes=right) is right
+def test_filter_curve_draws_into_given_axes() -> None:
+    left, right = Figure().subplots(1, 2)
+    assert plots.filter_curve(curves(), axes=right) is right
     assert right.has_data()
     assert not left.has_data()
 
 
 def test_reliability_diagram_draws_into_given_axes() -> None:
     given = Figure().subplots(2, 1)
-    assert list(draw("reliability_diagram", axes=given)) == list(given)
+    probs, target = classified()
+    assert list(plots.reliability_diagram(probs, target, axes=given)) == list(given)
     assert all(panel.has_data() for panel in given)
 
 
-@pytest.mark.parametrize("name", [*ONE_PANEL, "reliability_diagram"])
-def test_a_figure_of_its_own_is_as_wide_as_a_column_and_keeps_its_text_inside(name: str) -> None:
-    axes = draw(name)
-    panel = np.ravel(axes)[0]
-    figure = panel.figure
-    assert figure.get_size_inches()[0] == 3.4
-    target = BytesIO()
-    figure.savefig(target, format="png")
-    assert target.getvalue().startswith(b"\x89PNG")
-    width, height = figure.get_size_inches()
-    drawn = figure.get_tightbbox()
-    assert -0.01 <= drawn.x0 < drawn.x1 <= width + 0.01
-    assert -0.01 <= drawn.y0 < drawn.y1 <= height + 0.01
-    if name != "density_scatter":  # equal axes leave room at the sides
-        assert panel.get_window_extent().width > 0.7 * width * figure.dpi
+def test_figures_are_as_wide_as_a_column() -> None:
+    check_column(plots.filter_curve(curves()))
+    check_column(plots.reliability_diagram(*classified())[0])

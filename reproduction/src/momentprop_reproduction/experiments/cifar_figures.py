@@ -12,6 +12,7 @@ from torch import Tensor
 import momentprop as mp
 from momentprop import plots
 from momentprop_reproduction.experiments.cifar_evaluation import by_size
+from momentprop_reproduction.experiments.cifar_panels import auc_against_samples, density_scatter
 
 NAMES = {"NN": "NN", "MC": "MC", "paper": "MP, paper tier", "accurate": "MP, accurate tier"}
 KINDS = ("known", "novel")
@@ -57,9 +58,7 @@ def _scatters(
     for row, kind, chosen in zip(axes, KINDS, (labels >= 0, labels < 0), strict=True):
         for panel, (method, values) in zip(row, ours.items(), strict=True):
             label = few if method == "MC" else NAMES[method]
-            plots.density_scatter(
-                reference[chosen], values[chosen], f"{value}, {name}", f"{value}, {label}", panel
-            )
+            density_scatter(reference[chosen], values[chosen], f"{value}, {name}", f"{value}, {label}", panel)
         row[0].set_title(f"{kind} classes", loc="left", fontsize=9)
     return figure
 
@@ -93,7 +92,7 @@ def _roc(sizes: Mapping[str, Mapping[str, mp.ClassPredictive]], labels: Tensor, 
 def _auc_by_samples(found: Mapping[str, Any]) -> Figure:
     by_samples, aucs = found["by_samples"], found["novelty"]["1"]
     lines = {NAMES[name]: aucs[name]["value"] for name in ("NN", "paper", "accurate")}
-    panel = plots.auc_against_samples(by_samples["sizes"], by_samples["aucs"], lines)
+    panel = auc_against_samples(by_samples["sizes"], by_samples["aucs"], lines)
     panel.set_xticks([t for t in (1, 2, 5, 10, 20, 50, 100, 200) if t <= by_samples["sizes"][-1]])
     figure = panel.figure
     assert isinstance(figure, Figure)
