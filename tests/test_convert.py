@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 import torch
@@ -454,3 +455,55 @@ class TestAuto:
         with pytest.warns(mp.FidelityNote):
             bnn = mp.convert(self.head(100), x)
         assert bnn(mp.Moments(x, 0.5)).covariance is None
+
+
+@dataclasses.dataclass(slots=True)
+class Batch:
+    x: torch.Tensor
+    past: torch.Tensor | None = None
+    flag: bool = True
+
+
+class TakesBatch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        assert type(batch) is Batch
+        return self.net(batch.x) if batch.flag else batch.x
+
+
+class TestDataclassInputs:
+    """Inputs that are instances of dataclasses are opened, as outputs are."""
+
+    def test_in_every_way_to_call(self) -> None:
+        model, x = TakesBatch().eval(), torch.randn(3, 4)
+        plain = model.net
+        expected = mp.convert(plain, x)(x)
+        for example in (Batch(x), (Batch(x),), ((), {"batch": Batch(x)})):
+            bnn = mp.convert(model, example)
+            torch.testing.assert_close(bnn(Batch(x)).covariance, expected.covariance)
+            assert bnn(batch=Batch(x[:2])).shape == (2, 3)
+        assert mp.monte_carlo(model, Batch(x), 10).shape == (3, 3)
+        uncertain = Batch(mp.Moments(x, 0.1))
+        assert (mp.convert(model, uncertain)(uncertain).std > expected.std).all()
+
+    def test_what_does_not_fit_is_named(self) -> None:
+        x = torch.randn(3, 4)
+        bnn = mp.convert(TakesBatch(), Batch(x))
+        for given, message in (
+            (x, r"structured like Batch\(.*not Tensor"),
+            (Batch(x, x), r"inputs\[0\].past was None when traced and cannot be a tensor now"),
+            (Batch(x[:, :3]), r"inputs\[0\].x must have shape \[batch, 4\]"),
+            (Batch(x, flag=False), r"inputs\[0\].flag was True when traced"),
+        ):
+            with pytest.raises(mp.InputError, match=message):
+                bnn(given)
+
+    def test_files(self, tmp_path: Path) -> None:
+        x = torch.randn(3, 4)
+        bnn = mp.convert(TakesBatch(), Batch(x))
+        mp.save(bnn, tmp_path / "net.pt2")
+        loaded = mp.load(tmp_path / "net.pt2")
+        torch.testing.assert_close(loaded(Batch(x)).covariance, bnn(Batch(x)).covariance)

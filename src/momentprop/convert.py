@@ -39,8 +39,9 @@ def convert(
 
     Args:
         model: any module that `torch.export` accepts. It is not modified.
-        example_inputs: a tensor, a tuple of positional inputs, or (args, kwargs). The first dimension is
-            the batch; afterwards any batch size runs. An input given as `Moments` is uncertain.
+        example_inputs: a tensor, a tuple of positional inputs, or (args, kwargs); tensors may be in tuples,
+            dictionaries and dataclass instances. The first dimension is the batch; afterwards any batch size
+            runs. An input given as `Moments` is uncertain.
         fidelity: the tier of rules:
 
             - `accurate`: the covariance of the outputs, by a forward and a backward sweep;

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from momentprop.capture.signature import rebuild_output
+from momentprop.capture.records import rebuild_output
 from momentprop.lowering.inductor import Compiled
 from momentprop.moments import Moments, as_moments, is_moments, plain
 from momentprop.network import BayesianNetwork, inside

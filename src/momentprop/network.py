@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from momentprop.capture.signature import rebuild_output
+from momentprop.capture.records import rebuild_output
 from momentprop.capture.trace import Trace
 from momentprop.engine.layouts import Layout, layouts
 from momentprop.engine.per_sample import PerSample, per_sample

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from momentprop.capture.signature import rebuild_output, split_inputs
+from momentprop.capture.records import rebuild_output
+from momentprop.capture.signature import split_inputs
 from momentprop.capture.trace import Trace, trace
 from momentprop.errors import MissingExtraError, MomentpropError
 from momentprop.moments import Moments, is_moments

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import momentprop as mp
 from catalogue import ZOO
-from momentprop.capture.signature import flatten_output, split_inputs
+from momentprop.capture.records import flatten_output
+from momentprop.capture.signature import split_inputs
 from momentprop.moments import is_moments
 from zoo import load
 

@@ -23,8 +23,8 @@ from momentprop.capture.arming import is_armed, is_torchs_own
 from momentprop.capture.chance import own_draws
 from momentprop.capture.quiet import silent
 from momentprop.capture.randomness import OwnNumbers
+from momentprop.capture.records import closed, flatten_output
 from momentprop.capture.replica import replica
-from momentprop.capture.signature import flatten_output
 
 _SEEDS = 4  # runs of a model that draws random numbers in eval mode, until its outputs differ
 
@@ -163,7 +163,7 @@ def _run(
     seed: int = 0,
 ) -> Outputs:
     """The outputs of a replica with modules in training mode as said."""
-    args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
+    args, kwargs = closed(pytree.tree_map_only(Tensor, torch.clone, (args, kwargs)))
     with torch.no_grad(), silent(), own_draws(), OwnNumbers(seed) as numbers, _NoFastPath():
         twin = replica(model, copy_tensors=True)
         for module in twin.modules():

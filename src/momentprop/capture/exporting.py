@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from momentprop.capture.arming import armed
 from momentprop.capture.layerdrop import BranchByChanceError, without_branches
 from momentprop.capture.quiet import speechless
-from momentprop.capture.signature import flatten_output
+from momentprop.capture.records import closed, flatten_output
 from momentprop.errors import TraceError
 from momentprop.graph import private
 
@@ -25,15 +25,18 @@ PREFIX = "model."  # what wrapping puts before every name
 
 
 class _Call(nn.Module):
-    """The model as a module of two arguments (args, kwargs) that returns flat outputs."""
+    """The model as a module that takes and returns flat lists."""
 
-    def __init__(self, model: nn.Module, keep: Callable[[pytree.TreeSpec, list[type]], None]) -> None:
+    def __init__(
+        self, model: nn.Module, spec: pytree.TreeSpec, keep: Callable[[pytree.TreeSpec, list[type]], None]
+    ) -> None:
         super().__init__()
-        self.model, self.keep = model, keep
+        self.model, self.spec, self.keep = model, spec, keep
 
-    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        args, kwargs = pytree.tree_unflatten(inputs, self.spec)
         left_out: list[type] = []
-        leaves, spec = flatten_output(self.model(*args, **kwargs), left_out)
+        leaves, spec = flatten_output(self.model(*closed(args), **closed(kwargs)), left_out)
         self.keep(spec, left_out)
         return leaves
 
@@ -42,7 +45,7 @@ def export(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], disarm: frozenset[str]
 ) -> tuple[ExportedProgram, pytree.TreeSpec, list[type]]:
     """The program, the structure of its outputs, and the types of outputs that None stands for."""
-    leaves = pytree.tree_leaves((args, kwargs))
+    leaves, spec = pytree.tree_flatten((args, kwargs))
     batch = next(v.shape[0] for v in leaves if isinstance(v, Tensor) and v.dim())
 
     def dynamic(leaf: Any) -> Any:
@@ -53,9 +56,9 @@ def export(
         twin = armed(model, disarm)
         _take_masks_as_given(twin)
         program = torch.export.export(
-            _Call(twin, lambda *outputs: kept.append(outputs)),
-            (args, kwargs),
-            dynamic_shapes=pytree.tree_map(dynamic, (args, kwargs)),
+            _Call(twin, spec, lambda *outputs: kept.append(outputs)),
+            (leaves,),
+            dynamic_shapes=([dynamic(leaf) for leaf in leaves],),
             strict=False,
         )
         return program, *kept[-1]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
+from momentprop.capture.records import closed, is_record, opened
 from momentprop.errors import InputError
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
 
@@ -21,12 +22,15 @@ Make = Callable[[Sequence[int]], Tensor]  # shape -> floating-point numbers
 
 
 def split_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Turn a tensor, a tuple of positional inputs, or (args, kwargs) into (args, kwargs)."""
-    if isinstance(example_inputs, (Tensor, Moments)):
-        return (example_inputs,), {}
+    """Turn a tensor, a tuple of positional inputs, or (args, kwargs) into (args, kwargs).
+
+    Instances of dataclasses among them are opened.
+    """
+    if isinstance(example_inputs, (Tensor, Moments)) or is_record(example_inputs):
+        return (opened(example_inputs),), {}
     if not isinstance(example_inputs, (tuple, list)):
         raise InputError(
-            "inputs must be a tensor, a tuple of tensors or (args, kwargs), "
+            "inputs must be a tensor, a tuple of tensors, a dataclass instance or (args, kwargs), "
             f"not {type(example_inputs).__name__}"
         )
     if (
@@ -34,8 +38,8 @@ def split_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         and isinstance(example_inputs[0], (tuple, list))
         and isinstance(example_inputs[1], dict)
     ):
-        return tuple(example_inputs[0]), dict(example_inputs[1])
-    return tuple(example_inputs), {}
+        return opened(tuple(example_inputs[0])), opened(dict(example_inputs[1]))
+    return opened(tuple(example_inputs)), {}
 
 
 def _integers(value: Any) -> Tensor | None:
@@ -85,6 +89,7 @@ class Signature:
                 f"as in example_inputs; got {len(args)} and {sorted(kwargs)}"
             )
         ordered = {name: kwargs[name] for name in self.kwarg_names}
+        args, ordered = opened((args, ordered))
         leaves, spec = pytree.tree_flatten((args, ordered), is_leaf=is_moments)
         if spec != self.spec:
             raise InputError(self._mismatch(args, ordered))
@@ -159,7 +164,7 @@ class Signature:
         ):
             spec = pytree.tree_structure(example)
             if pytree.tree_structure(value, is_leaf=is_moments) != spec:
-                expected = "a tensor" if spec.is_leaf() else f"structured like {example}"
+                expected = "a tensor" if spec.is_leaf() else f"structured like {closed(example)}"
                 return f"{name} must be {expected}, not {type(value).__name__}"
         return "the inputs have another structure than the example inputs"
 
@@ -172,7 +177,8 @@ class Signature:
         value = mean_of(leaf)
         if not isinstance(example, Tensor):
             if type(value) is not type(example) or value != example:
-                raise InputError(f"{name} was {example!r} when traced and cannot be {value!r} now")
+                now = "a tensor" if isinstance(value, Tensor) else repr(value)
+                raise InputError(f"{name} was {example!r} when traced and cannot be {now} now")
             return
         if not isinstance(value, Tensor):
             raise InputError(f"{name} must be a tensor, not {type(value).__name__}")
@@ -199,70 +205,3 @@ class Signature:
 def _normal_numbers() -> Make:
     generator = torch.Generator("cpu").manual_seed(0)
     return lambda shape: torch.randn(*shape, generator=generator, device="cpu")
-
-
-_VALUES = (Tensor, bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-@dataclass
-class _Record:
-    """A dataclass instance opened into its fields, so that its tensors can be traced."""
-
-    kind: type
-    fields: dict[str, Any]
-
-
-pytree.register_pytree_node(
-    _Record,
-    lambda r: (list(r.fields.values()), (r.kind, tuple(r.fields))),
-    lambda values, context: _Record(context[0], dict(zip(context[1], values, strict=True))),
-)
-
-
-def _is_plain_dataclass(value: Any) -> bool:
-    return (
-        dataclasses.is_dataclass(value)
-        and not isinstance(value, type)
-        and type(value) not in pytree.SUPPORTED_NODES
-    )
-
-
-def flatten_output(output: Any, left_out: list[type] | None = None) -> tuple[list[Any], pytree.TreeSpec]:
-    """Leaves and structure of a model's output; dataclasses count as structure.
-
-    Objects of other kinds, such as the caches of decoders, become None, and their types are listed.
-    """
-
-    def open_one(value: Any) -> Any:
-        if not _is_plain_dataclass(value):
-            return value
-        names = [field.name for field in dataclasses.fields(value)]
-        return _Record(type(value), {name: open_all(getattr(value, name)) for name in names})
-
-    def open_all(value: Any) -> Any:
-        return pytree.tree_map(open_one, value, is_leaf=_is_plain_dataclass)
-
-    leaves, spec = pytree.tree_flatten(open_all(output))
-    opaque = [leaf is not None and not isinstance(leaf, _VALUES) for leaf in leaves]
-    if left_out is not None:
-        left_out.extend(type(leaf) for leaf, is_opaque in zip(leaves, opaque, strict=True) if is_opaque)
-    return [None if is_opaque else leaf for leaf, is_opaque in zip(leaves, opaque, strict=True)], spec
-
-
-def rebuild_output(leaves: list[Any], spec: pytree.TreeSpec) -> Any:
-    """The inverse of `flatten_output`, with any leaves."""
-
-    def close_one(value: Any) -> Any:
-        if not isinstance(value, _Record):
-            return value
-        # not by its __init__, which may compute with what are Moments now
-        instance: Any = object.__new__(value.kind)
-        for name, field in value.fields.items():
-            object.__setattr__(instance, name, close_all(field))
-        return instance
-
-    def close_all(value: Any) -> Any:
-        return pytree.tree_map(close_one, value, is_leaf=lambda v: isinstance(v, _Record) or is_moments(v))
-
-    output = pytree.tree_unflatten(leaves, spec)
-    return close_all(output) if "_Record" in str(spec) else output

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from momentprop.capture.records import closed, is_record, opened
 from momentprop.capture.signature import Signature
 from momentprop.errors import ArchiveError
 from momentprop.exports.outline import Outline, check_spec, outline, rebuild
@@ -87,7 +88,7 @@ class Call:
         taken: list[str] = []
 
         def leaf(value: Any, path: tuple[str, ...]) -> Outline | None:
-            if isinstance(value, (tuple, list, dict)):
+            if isinstance(value, (tuple, list, dict)) or is_record(value):
                 return None
             i = next(order)
             if not isinstance(value, Tensor):
@@ -98,7 +99,7 @@ class Call:
             ports.append(Port.of(name, value, signature.batched[i], uncertain[i], integers))
             return {"input": len(ports) - 1}
 
-        tree = outline(pytree.tree_unflatten(signature.examples, signature.spec), leaf)
+        tree = outline(closed(pytree.tree_unflatten(signature.examples, signature.spec)), leaf)
         return cls(tuple(ports), tree, signature.positional_names)
 
     def signature(self) -> Signature:
@@ -108,7 +109,7 @@ class Call:
             port = self.inputs[tree["input"]]
             return torch.empty(port.sizes(), dtype=port.torch_dtype, device="meta")
 
-        args, kwargs = rebuild(self.tree, leaf)
+        args, kwargs = opened(rebuild(self.tree, leaf))
         leaves, spec = pytree.tree_flatten((args, kwargs))
         order = iter(self.inputs)
         batched = tuple(next(order).batched if isinstance(v, Tensor) else False for v in leaves)

@@ -12,20 +12,11 @@ from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from momentprop.capture.records import Fields
 from momentprop.errors import ArchiveError, ExportError
 
 Outline = dict[str, Any]
 _CONSTANTS = (bool, int, float, str, type(None))
-
-
-class Fields(dict[str, Any]):
-    """A dictionary whose entries are attributes too: `out["logits"]` and `out.logits`."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
 
 
 def outline(

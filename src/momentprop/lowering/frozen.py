@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from momentprop.capture.signature import Signature, rebuild_output
+from momentprop.capture.records import rebuild_output
+from momentprop.capture.signature import Signature
 from momentprop.errors import MomentpropError
 from momentprop.graph.private import OpOverload
 from momentprop.lowering.flat_export import quiet
