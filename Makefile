@@ -30,9 +30,9 @@ format: $(VENV)/dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# One stamp per set of packages, so that each command installs what it needs and no more: the demo needs the
-# library alone, the tests the experiments beside it.
-$(VENV)/demo: PACKAGES = -e '.[demo]'
+# One stamp per set of packages, so that each command installs what it needs and no more: the tests more
+# than the demo.
+$(VENV)/demo: PACKAGES = -e . -e ./reproduction
 $(VENV)/dev: PACKAGES = -e '.[dev]' -e './reproduction[ray]'
 $(VENV)/demo $(VENV)/dev: pyproject.toml reproduction/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from images import CACHE
 from torch import Tensor, nn
 
-from momentprop.demo.digits import load as load_digits
-from momentprop.demo.training import fit, seeded
+from momentprop_reproduction.demo.digits import load as load_digits
+from momentprop_reproduction.running.training import fit, seeded
 
 N_TRAIN, N_TEST = 4096, 512  # of synthetic tasks
 KEYS, VALUES = 8, 4  # of the lookup task

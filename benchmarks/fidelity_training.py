@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from images import CACHE, DATA
 from torch import Tensor, nn
 
-from momentprop.demo import toy
-from momentprop.demo.training import fit, seeded
+from momentprop_reproduction.demo import toy
+from momentprop_reproduction.running.training import fit, seeded
 
 # drop probability by set: what the protocol's grid search tends to choose
 UCI = {"naval": 0.005, "energy": 0.01, "yacht": 0.01, "boston": 0.05, "kin8nm": 0.005}

@@ -1,1 +1,1 @@
-"""Runs the paper's experiments again with momentprop, and measures what uncertainty costs."""
+"""Runs the paper's experiments again with momentprop, a small demo, and the benchmark of its costs."""

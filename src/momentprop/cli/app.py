@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from momentprop.cli.demo import demo
 from momentprop.cli.export import export
 from momentprop.cli.inspect import inspect
 from momentprop.cli.ops import ops
@@ -15,7 +14,6 @@ from momentprop.cli.verbs import add_verbs
 from momentprop.version import __version__
 
 app = typer.Typer(name="momentprop", no_args_is_help=True, add_completion=False)
-app.command()(demo)
 app.command()(export)
 app.command()(inspect)
 app.command()(ops)

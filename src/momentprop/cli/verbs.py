@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 GROUP = "momentprop.commands"
-REPRODUCTION = ("bench", "data", "reproduce", "results")
+REPRODUCTION = ("bench", "data", "demo", "reproduce", "results")
 _ABSENT = (
     "belongs to the distribution momentprop-reproduction, which is not installed; "
     "install it from the folder reproduction/ of the source code: pip install ./reproduction"

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from momentprop.demo.timing import torch_threads
 from momentprop.graph import private
 from momentprop_reproduction.benchmarking.memory import peaks
 from momentprop_reproduction.benchmarking.methods import PLAIN, Method
@@ -21,6 +20,7 @@ from momentprop_reproduction.benchmarking.runtimes import RUNTIMES, Call, prepar
 from momentprop_reproduction.benchmarking.subject import Subject
 from momentprop_reproduction.benchmarking.turns import keep_freed_memory, take_turns
 from momentprop_reproduction.benchmarking.work import work_of
+from momentprop_reproduction.running.timing import torch_threads
 
 Progress = Callable[[str, float, float, str], None]  # unit, done, total, what is being done
 _PREPARE = {"eager": 2.0, "compiled": 2.0, "aot": 40.0, "onnx": 8.0}  # seconds per method, for the forecast

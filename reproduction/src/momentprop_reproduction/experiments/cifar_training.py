@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from momentprop.demo.training import seeded
 from momentprop_reproduction.data import load_cifar10
 from momentprop_reproduction.paper_network import (
     KNOWN,
@@ -26,6 +25,7 @@ from momentprop_reproduction.paper_network import (
     network,
     normalize,
 )
+from momentprop_reproduction.running.training import seeded
 from momentprop_reproduction.running.units import Workspace
 
 _PART = 128  # images whose activations stay in the cache: a batch of 512 at once takes a fifth longer

@@ -3,7 +3,7 @@
 Data, network and training follow the notebook that the authors published (kaibrach/Moment-Propagation,
 notebooks/Regression.ipynb, `sinusoid_1`): 60 points without noise on -3..0, 512 with noise on 0..6 pi; three
 dense layers of 256 with ReLU and dropout 0.3; Adam, 2,000 epochs of batches of 256, inputs and targets
-standardised. `momentprop.demo.toy` is the same network on a simpler curve.
+standardised. `momentprop_reproduction.demo.toy` is the same network on a simpler curve.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import momentprop as mp
-from momentprop.demo.timing import best_seconds
-from momentprop.demo.toy import network
-from momentprop.demo.training import seeded
 from momentprop.evaluate import metrics
+from momentprop_reproduction.demo.toy import network
+from momentprop_reproduction.running.timing import best_seconds
+from momentprop_reproduction.running.training import seeded
 from momentprop_reproduction.running.units import Unit, Workspace
 
 _EVEN = 2.0  # all work over training: many samples take about as long

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import momentprop as mp
-from momentprop.demo.timing import best_seconds
 from momentprop_reproduction.experiments.uci_scaling import Scaling
+from momentprop_reproduction.running.timing import best_seconds
 
 JUMPS = "jumps"  # the accurate tier, and the distribution that its largest jumps make
 METHODS = ("NN", "MC", "paper", "accurate", JUMPS)

@@ -22,8 +22,8 @@ from typing import Any
 import safetensors.torch as safetensors
 from torch import Tensor
 
-from momentprop.demo.timing import torch_threads
-from momentprop.demo.training import seeded
+from momentprop_reproduction.running.timing import torch_threads
+from momentprop_reproduction.running.training import seeded
 from momentprop_reproduction.running.versions import versions
 
 Report = Callable[[float, float, str], None]

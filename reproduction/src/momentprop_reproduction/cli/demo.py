@@ -17,9 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from momentprop.cli.failure import reported
 from momentprop.cli.tables import print_table
-from momentprop.demo import digits, toy
-from momentprop.demo.timing import torch_threads
 from momentprop.version import __version__
+from momentprop_reproduction.demo import digits, toy
+from momentprop_reproduction.running.timing import torch_threads
 
 # networks this small hardly gain from a second thread, and on a busy machine waiting for it costs tenfold
 _THREADS = 1

@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from momentprop import plots
-from momentprop.demo import digits, toy
+from momentprop_reproduction.demo import digits, toy
 
 TINY: dict[str, Any] = {"epochs": 2, "n_samples": 5, "truth_samples": 10, "repeats": 1}
 

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import momentprop as mp
-from momentprop.demo.timing import best_seconds
-from momentprop.demo.training import Progress, fit, seeded
 from momentprop.tiers import ACCURATE
+from momentprop_reproduction.running.timing import best_seconds
+from momentprop_reproduction.running.training import Progress, fit, seeded
 
 TRAINING_RANGE = (-3.0, 19.0)
 GRID_RANGE = (-15.0, 31.0)

@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import momentprop as mp
-from momentprop.demo.timing import best_seconds
-from momentprop.demo.training import Progress, fit, seeded
 from momentprop.evaluate import metrics
 from momentprop.tiers import ACCURATE, PAPER, named
+from momentprop_reproduction.running.timing import best_seconds
+from momentprop_reproduction.running.training import Progress, fit, seeded
 
 N_CLASSES = 5  # 0-4 are known, 5-9 novel
 OURS = "momentprop"
@@ -142,7 +142,7 @@ def run(
 
 def load() -> tuple[Tensor, Tensor]:
     """Read the images, in 0..1 as [1797, 1, 8, 8], and their labels."""
-    packed = (files("momentprop.demo") / "digits.zlib").read_bytes()
+    packed = (files("momentprop_reproduction.demo") / "digits.zlib").read_bytes()
     values = torch.frombuffer(bytearray(zlib.decompress(packed)), dtype=torch.uint8)
     labels = values[-_N_IMAGES:].long()
     return values[:-_N_IMAGES].view(-1, 1, 8, 8).float() / 16, labels
