@@ -13,51 +13,46 @@ from small import cnn, mlp
 
 
 def test_all_missing_rules_at_once_with_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    ops = [getattr(torch.ops.aten, name).default for name in ("erfinv", "lgamma", "sinc", "digamma")]
+    ops = [getattr(torch.ops.aten, name).default for name in ("cummax", "multi_margin_loss", "logcumsumexp")]
     rules = {key: rule for key, rule in RULES._rules.items() if key[0] not in ops}
     monkeypatch.setattr(RULES, "_rules", rules)  # they have none, whatever rules there will be
 
     class Inner(nn.Module):
         def forward(self, x):
-            return torch.sinc(x)
+            return torch.cummax(x, 1).values
 
     class Outer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner, self.linear, self.dropout = Inner(), nn.Linear(4, 4), nn.Dropout(0.5)
-            self.normal = torch.distributions.Normal(0.0, 1.0, validate_args=False)
 
         def forward(self, x):
-            x = self.dropout(torch.digamma(x))  # digamma stands before the dropout: no rule needed
+            x = self.dropout(torch.logcumsumexp(x, 1))  # it stands before the dropout: no rule needed
             x = self.inner(self.linear(x))
-            return torch.lgamma(self.normal.icdf(x))
+            return x.sum() + F.multi_margin_loss(x, torch.zeros(len(x), dtype=torch.long))
 
     with pytest.raises(mp.MissingRuleError) as error:
         mp.convert(Outer(), torch.rand(2, 4))
-    inner, quantile, outer = error.value.places
-    assert [p.operator for p in (inner, quantile, outer)] == [
-        "aten.sinc.default",
-        "aten.erfinv.default",
-        "aten.lgamma.default",
-    ]
-    assert [p.module for p in (inner, quantile, outer)] == ["inner", "", ""]
-    assert "return torch.sinc(x)" in inner.source
-    assert "torch.lgamma(self.normal.icdf(x))" in quantile.source  # the user's line, not torch's
-    assert "@mp.rule(torch.ops.aten.sinc.default)" in str(error.value)
-    assert "digamma" not in str(error.value)
+    inner, outer = error.value.places
+    assert [p.operator for p in (inner, outer)] == ["aten.cummax.default", "aten.multi_margin_loss.default"]
+    assert [p.module for p in (inner, outer)] == ["inner", ""]
+    assert "return torch.cummax(x, 1).values" in inner.source
+    assert "F.multi_margin_loss(x, " in outer.source  # the user's line, not torch's
+    assert "@mp.rule(torch.ops.aten.cummax.default)" in str(error.value)
+    assert "logcumsumexp" not in str(error.value)
 
 
 def test_uncertain_input_needs_rules_before_the_first_dropout_too() -> None:
     class Early(nn.Module):
         def forward(self, x):
-            return F.dropout(torch.digamma(x), 0.5, self.training)
+            return F.dropout(torch.logcumsumexp(x, 1), 0.5, self.training)
 
     x = torch.rand(2, 4)
     bnn = mp.convert(Early(), x)
     assert bnn(x).shape == (2, 4)
-    with pytest.raises(mp.MissingRuleError, match="digamma"):
+    with pytest.raises(mp.MissingRuleError, match="logcumsumexp"):
         bnn(mp.Moments(x, 0.1))
-    with pytest.raises(mp.MissingRuleError, match="digamma"):
+    with pytest.raises(mp.MissingRuleError, match="logcumsumexp"):
         mp.convert(Early(), mp.Moments(x, 0.1))
 
 

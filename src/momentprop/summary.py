@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from momentprop.engine.derive import Derived
 from momentprop.engine.plan import Plan
 from momentprop.graph.place import DECOMPOSED, place_of
-from momentprop.passes.coverage import FALLBACK, RULE, rule_of
+from momentprop.passes.coverage import FALLBACK, QUADRATURE, RULE, rule_of
 from momentprop.passes.prepare import Prepared
 from momentprop.rules.registry import EXACT, Lookup, Rule
 from momentprop.tiers import Tier
@@ -108,6 +108,7 @@ def _row(node: fx.Node, random: bool, rules: Lookup, used: Mapping[str, Any]) ->
     if fallback:
         assert rule is not None
         name, exactness = fallback, rule.exactness
+        fallback = "" if fallback == QUADRATURE else fallback
     elif random and node.name not in used:
         name, exactness = f"part of {_stands_for(node, used)}", ""
     elif random and isinstance(rule, Rule):

@@ -17,6 +17,7 @@ from momentprop.passes.linear_parts import is_linearized
 from momentprop.rules.registry import Lookup, Role, Rule
 
 FALLBACK, RULE = "fallback", "rule"  # what a node's meta says: stand_ins/unsupported.py
+QUADRATURE = "quadrature"  # a fallback that nobody has to ask for
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ def prepare(
 
     Recurrent layers that noise reaches are unrolled first. Operators without a rule are decomposed once
     patterns had their chance, and patterns see what comes out of that. What still has no rule gets a stand-in
-    where `unsupported` asks for one; else all such places are named in one error.
+    where it works element by element, or where `unsupported` asks for one; else all such places are named in
+    one error.
     """
     trace = expand_recurrent(trace, uncertain)
     trace = dataclasses.replace(trace, graph=trace.copy_graph())
@@ -54,7 +55,7 @@ def prepare(
     if coverage.missing:
         decompose(graph, list(coverage.missing), rules)
         coverage = covered()
-    if coverage.missing and unsupported != "error":
+    if coverage.missing:
         mark(list(coverage.missing), unsupported)
         coverage = analyze(graph, rules, random_inputs)
     if coverage.missing:

@@ -60,6 +60,12 @@ def product(x: Tensor, dim: int, keepdim: bool = False, *, dtype: Any = None) ->
     return total.unsqueeze(dim) if keepdim else total
 
 
+def random_slope(
+    x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None
+) -> Tensor:
+    return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
+
+
 def running_product(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     totals: list[Tensor] = []
     for part in x.unbind(dim):
@@ -80,6 +86,7 @@ EXPANSIONS: dict[Any, Callable[..., Any]] = {
     aten.cdist.default: distances,
     aten.lerp.Scalar: lerp,
     aten.lerp.Tensor: lerp,
+    aten.rrelu.default: random_slope,  # of eval mode: what draws numbers is not expanded
     aten.prod.dim_int: product,
     aten.cumprod.default: running_product,
 }

@@ -1,4 +1,4 @@
-"""Stand-ins of operators that work element by element: to first order, or by quadrature."""
+"""Averages operators that work element by element over a grid of points."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ def trapezoid(pairs: int, reach: float) -> Nodes:
 _NODES = (trapezoid(30, 5.0), trapezoid(4, 3.0), trapezoid(1, 1.7))
 
 
-class Pointwise(StandIn):
-    """Stands in for an operator that works element by element, by its gains."""
+class Quadrature(StandIn):
+    """Gaussian inputs, independent of each other: the operator at the points of a grid."""
 
-    exact_noise = True  # what gains do not explain is noise; else there is none
-
-    def response(self, means: list[Any], variances: list[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Mean, variance and gains of the output."""
-        raise NotImplementedError
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        n = len(site.inputs)
+        self.nodes = _NODES[min(n, len(_NODES)) - 1]
+        count = (2 * len(self.nodes) + 1) ** n
+        self.exactness = f"approximate: quadrature with {count} points, if Gaussian"
 
     def answer(self, values: list[Any], means: list[Any]) -> Propagated:
         variances = self.variances(values)
@@ -49,7 +50,7 @@ class Pointwise(StandIn):
         shapes = [x.shape for x in inputs]
 
         def linearize() -> Linearization:
-            left = (variance - _explained(gains, variances)).clamp_min(0) if self.exact_noise else None
+            left = (variance - _explained(gains, variances)).clamp_min(0)
             if shapes == [mean.shape] and is_moments(inputs[0]):
                 return scaled(gains[0], left)
             return mapped(pull, left)
@@ -60,35 +61,8 @@ class Pointwise(StandIn):
 
         return Propagated(self.site.packed([Moments(mean, variance)]), linearize)
 
-
-class FirstOrder(Pointwise):
-    """Takes as gains the derivatives at the mean."""
-
-    exactness = "first order"
-    exact_noise = False
-
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
-        self.gains = site.gains()
-
     def response(self, means: list[Any], variances: list[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        pairs = zip(self.gains(*means), variances, strict=True)
-        # a derivative may be infinite where nothing is random
-        gains = [torch.where(v > 0, g, 0.0) for g, v in pairs]
-        return self.site.run(means)[0], _explained(gains, variances), gains
-
-
-class Quadrature(Pointwise):
-    """Gaussian inputs, independent of each other: the operator at the points of a grid."""
-
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
-        n = len(site.inputs)
-        self.nodes = _NODES[min(n, len(_NODES)) - 1]
-        count = (2 * len(self.nodes) + 1) ** n
-        self.exactness = f"approximate: quadrature with {count} points, if Gaussian"
-
-    def response(self, means: list[Any], variances: list[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Mean, variance and gains of the output."""
         center = self.site.run(means)[0]
 
         finite = center.isfinite()

@@ -106,20 +106,6 @@ class Site:
         """Select from all results those that are real numbers."""
         return [v for v, real in zip(results, self.results, strict=True) if real]
 
-    def gains(self) -> Program:
-        """Trace (*values) -> the derivative by every random input, of an operator that works by element.
-
-        Inputs are broadcast first, so a derivative has the shape of the output.
-        """
-
-        def gains(*values: Any) -> Sequence[Tensor]:
-            tensors = [v for v in values if isinstance(v, Tensor)]
-            wide = iter(torch.broadcast_tensors(*tensors))
-            expanded = [next(wide) if isinstance(v, Tensor) else v for v in values]
-            return self._pulled(expanded, None)
-
-        return self._traced(gains, [])
-
     def pull(self) -> Program:
         """(*cotangents of the real results, *values) -> the transposed map's, one for every random input."""
         count = sum(self.results)
@@ -164,14 +150,13 @@ class Site:
         return [values[places[0]] for places in self.inputs]
 
     def _pulled(
-        self, values: Sequence[Any], cotangents: Sequence[Tensor] | None, create_graph: bool = False
+        self, values: Sequence[Any], cotangents: Sequence[Tensor], create_graph: bool = False
     ) -> Sequence[Tensor]:
-        """The transposed map of cotangents of the real results, by default ones."""
+        """The transposed map of cotangents of the real results."""
         with torch.enable_grad():
             x = [v.detach().requires_grad_() for v in self.random(values)]
             results = self.real(self.run(self.at(values, x)))
-            given = [torch.ones_like(r) for r in results] if cotangents is None else list(cotangents)
-            kept = [(r, c) for r, c in zip(results, given, strict=True) if r.requires_grad]
+            kept = [(r, c) for r, c in zip(results, cotangents, strict=True) if r.requires_grad]
             if not kept:
                 raise ValueError("it has no derivative")
             reached, seeds = zip(*kept, strict=True)
