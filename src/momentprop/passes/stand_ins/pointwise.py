@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from momentprop.gaussian.quadrature import Nodes, expectation
-from momentprop.moments import Moments, is_moments
-from momentprop.passes.stand_ins.site import Site
-from momentprop.passes.stand_ins.stand_in import StandIn
+from momentprop.moments import Moments, is_moments, mean_of
+from momentprop.passes.stand_ins.site import Site, StandIn
 from momentprop.rules.linearization import Linearization, Propagated, gathered, mapped, scaled
 
 
@@ -33,69 +32,58 @@ def trapezoid(pairs: int, reach: float) -> Nodes:
 _NODES = (trapezoid(30, 5.0), trapezoid(4, 3.0), trapezoid(1, 1.7))
 
 
-class Quadrature(StandIn):
-    """Gaussian inputs, independent of each other: the operator at the points of a grid."""
+def quadrature(site: Site) -> StandIn:
+    """Take Gaussian inputs, independent of each other: the operator at the points of a grid."""
+    n = len(site.inputs)
+    nodes = _NODES[min(n, len(_NODES)) - 1]
 
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
-        n = len(site.inputs)
-        self.nodes = _NODES[min(n, len(_NODES)) - 1]
-        count = (2 * len(self.nodes) + 1) ** n
-        self.exactness = f"approximate: quadrature with {count} points, if Gaussian"
-
-    def answer(self, values: list[Any], means: list[Any]) -> Propagated:
-        variances = self.variances(values)
-        mean, variance, gains = self.response(means, variances)
-        inputs = [values[places[0]] for places in self.site.inputs]
-        shapes = [x.shape for x in inputs]
-
-        def linearize() -> Linearization:
-            left = (variance - _explained(gains, variances)).clamp_min(0)
-            if shapes == [mean.shape] and is_moments(inputs[0]):
-                return scaled(gains[0], left)
-            return mapped(pull, left)
-
-        def pull(cotangent: Tensor) -> list[Any]:
-            each = [gathered(cotangent * g, shape) for g, shape in zip(gains, shapes, strict=True)]
-            return self.in_order(values, each)
-
-        return Propagated(self.site.packed([Moments(mean, variance)]), linearize)
-
-    def response(self, means: list[Any], variances: list[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def response(means: list[Any], variances: list[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Mean, variance and gains of the output."""
-        center = self.site.run(means)[0]
-
+        center = site.run(means)[0]
         finite = center.isfinite()
 
         def inside(*x: Tensor) -> Tensor:
             """Count points outside the function's domain as its center; that may lie outside itself."""
-            value = self.site.run(self.site.at(means, x))[0]
+            value = site.run(site.at(means, x))[0]
             return torch.where(finite, torch.where(value.isfinite(), value, center), 0.0)
 
-        given = [x.expand_as(center) for x in self.site.random(means)]
-        mean, variance, *gains = self._expected(inside, given, [v.expand_as(center) for v in variances])
+        given = [x.expand_as(center) for x in site.random(means)]
+        mean, variance, *gains = _expected(inside, given, [v.expand_as(center) for v in variances], nodes)
         return torch.where(finite, mean, center), variance, gains
 
-    def _expected(
-        self, f: Callable[..., Tensor], means: list[Tensor], variances: list[Tensor]
-    ) -> list[Tensor]:
-        """Mean, variance and gains, by the laws of total expectation and total variance."""
-        if len(means) == 1:
-            return list(expectation(f, means[0], variances[0], self.nodes))
+    def propagate(*args: Any, **kwargs: Any) -> Propagated:
+        values = site.values(args, kwargs)
+        variances = site.variances(values)
+        mean, variance, gains = response([mean_of(v) for v in values], variances)
+        inputs = site.random(values)
 
-        def rest(x: Tensor) -> Tensor:
-            """Return mean, variance and gains over the other inputs, given the first."""
-            return torch.stack(self._expected(lambda *y: f(x, *y), means[1:], variances[1:]))
+        def linearize() -> Linearization:
+            explained: Any = sum(g * g * v for g, v in zip(gains, variances, strict=True))
+            left = (variance - explained).clamp_min(0)
+            if [x.shape for x in inputs] == [mean.shape] and is_moments(inputs[0]):
+                return scaled(gains[0], left)
+            return mapped(pull, left)
 
-        (mean, within, *gains), (between, *_), (gain, *_) = expectation(
-            rest, means[0], variances[0], self.nodes
-        )
-        return [mean, between + within, gain, *gains]
+        def pull(cotangent: Tensor) -> list[Any]:
+            each = [gathered(cotangent * g, x.shape) for g, x in zip(gains, inputs, strict=True)]
+            return site.in_order(values, each)
+
+        return Propagated(site.packed([Moments(mean, variance)]), linearize)
+
+    count = (2 * len(nodes) + 1) ** n
+    return StandIn(propagate, f"approximate: quadrature with {count} points, if Gaussian")
 
 
-def _explained(gains: list[Tensor], variances: list[Tensor]) -> Tensor:
-    """The variance that comes of following the inputs."""
-    total: Any = 0.0
-    for gain, variance in zip(gains, variances, strict=True):
-        total = total + gain * gain * variance
-    return total
+def _expected(
+    f: Callable[..., Tensor], means: list[Tensor], variances: list[Tensor], nodes: Nodes
+) -> list[Tensor]:
+    """Mean, variance and gains, by the laws of total expectation and total variance."""
+    if len(means) == 1:
+        return list(expectation(f, means[0], variances[0], nodes))
+
+    def rest(x: Tensor) -> Tensor:
+        """Return mean, variance and gains over the other inputs, given the first."""
+        return torch.stack(_expected(lambda *y: f(x, *y), means[1:], variances[1:], nodes))
+
+    (mean, within, *gains), (between, *_), (gain, *_) = expectation(rest, means[0], variances[0], nodes)
+    return [mean, between + within, gain, *gains]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -16,10 +16,19 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from momentprop.graph.private import FakeTensor, OpOverload
-from momentprop.moments import is_moments
+from momentprop.moments import is_moments, variance_of
+from momentprop.rules.linearization import Propagated
 
 _VALUES = (Tensor, torch.SymInt)
 Program = Callable[..., Sequence[Tensor]]
+Propagate = Callable[..., Propagated]
+
+
+class StandIn(NamedTuple):
+    """Holds what makes the rule of one node, made from its operator alone."""
+
+    propagate: Propagate
+    exactness: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +70,6 @@ class Site:
             isinstance(value, (list, tuple)),
         )
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Site:
-        return self
-
     @property
     def shapes(self) -> list[Any]:
         """Return the shapes of the random inputs."""
@@ -73,6 +79,15 @@ class Site:
         """Return the values of a call."""
         leaves = pytree.tree_leaves((args, kwargs), is_leaf=is_moments)
         return [leaves[i] for i in self.positions]
+
+    def variances(self, values: Sequence[Any]) -> list[Tensor]:
+        """Return the variances of the random inputs."""
+        return [variance_of(v) for v in self.random(values)]
+
+    def in_order(self, values: list[Any], pulled: Sequence[Any]) -> list[Any]:
+        """Cotangents of inputs, each where its input is first used. Only random ones are asked for."""
+        first = {places[0]: c for places, c in zip(self.inputs, pulled, strict=True)}
+        return [first.get(i) for i, v in enumerate(values) if is_moments(v)]
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """All results of the operator."""
@@ -145,7 +160,7 @@ class Site:
                 continue
         return None
 
-    def random(self, values: Sequence[Any]) -> list[Tensor]:
+    def random(self, values: Sequence[Any]) -> list[Any]:
         """Select those of the random inputs."""
         return [values[places[0]] for places in self.inputs]
 

@@ -29,6 +29,7 @@ know nothing but the variances of the inputs, and take elements as uncorrelated,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -38,12 +39,11 @@ from momentprop.graph.ops import is_pointwise
 from momentprop.graph.place import place_of
 from momentprop.graph.private import OpOverload
 from momentprop.graph.reach import creates_noise
+from momentprop.moments import mean_of
 from momentprop.passes.coverage import FALLBACK, QUADRATURE, RULE
-from momentprop.passes.stand_ins.general import Linearized
-from momentprop.passes.stand_ins.pointwise import Quadrature
-from momentprop.passes.stand_ins.sampled import Sampled
+from momentprop.passes.stand_ins.general import first_order, sample
+from momentprop.passes.stand_ins.pointwise import quadrature
 from momentprop.passes.stand_ins.site import Site, is_real
-from momentprop.passes.stand_ins.stand_in import AtMean, StandIn
 from momentprop.rules.registry import RULES, Role, Rule
 
 UNSUPPORTED = ("error", "linearize", "sample")
@@ -91,12 +91,14 @@ def _reference(node: fx.Node) -> str:
 
 def _rule(node: fx.Node, random: set[fx.Node], accurate: bool) -> Rule:
     site, reference = Site.of(node, random), _reference(node)
+
+    def at_mean(*args: Any, **kwargs: Any) -> Any:
+        return site.packed(site.run([mean_of(v) for v in site.values(args, kwargs)]))
+
     if not any(site.results) or not site.inputs:
-        at_mean = AtMean(site)
         return Rule(site.op, at_mean, "taken at the mean", reference, role=Role.SHAPE)
-    made: StandIn
     if _by_element(node):
-        made = Quadrature(site)
+        made = quadrature(site)
     else:
-        made = Sampled(site, accurate) if node.meta[FALLBACK] == "sample" else Linearized(site, accurate)
-    return Rule(site.op, made, made.exactness, reference)
+        made = (sample if node.meta[FALLBACK] == "sample" else first_order)(site, accurate)
+    return Rule(site.op, made.propagate, made.exactness, reference)
