@@ -109,3 +109,4 @@ DRAWS: dict[Any, Draw] = {
     aten.normal.Tensor_Tensor: Draw(standard_normal, _scaled),
     aten.uniform.default: Draw(_uniform, _between),
 }
+CENTERS: dict[Generate, float] = {standard_normal: 0.0, _uniform: 0.5}  # numbers for which noise is its mean

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from momentprop.capture.draws import CENTERS, DRAWS
 from momentprop.capture.randomness import OwnNumbers
 from momentprop.graph.ops import DROPOUTS, STRIDED_VIEWS, draws
 from momentprop.graph.schema import bind
@@ -74,12 +75,14 @@ def _idle(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], centred: bool)
         return op(*args, **kwargs)
     if op in DROPOUTS:
         return args[0]
-    if op is aten.bernoulli.p and not centred:
-        return torch.full_like(args[0], _NO_MEAN)
-    if op in _MEANS and (centred or op is aten.bernoulli.default):
-        like = _drawn(op, args, kwargs)
-        return torch.zeros_like(like) + _MEANS[op](bind(op, args, kwargs))
     arguments = bind(op, args, kwargs)
+    if op is aten.bernoulli.default:
+        return args[0].clone()
+    if op is aten.bernoulli.p:
+        return torch.full_like(args[0], arguments["p"] if centred else _NO_MEAN)
+    if op in DRAWS and centred:
+        draw = DRAWS[op]
+        return draw.apply(torch.full_like(_drawn(op, args, kwargs), CENTERS[draw.generate]), *args, **kwargs)
     for name, off in _SWITCHES.items():
         if name in arguments:
             arguments[name] = off
@@ -92,22 +95,3 @@ def _drawn(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     with OwnNumbers(_SEED):
         drawn: Tensor = op(*args, **kwargs)
         return drawn
-
-
-_MEANS: dict[Any, Any] = {
-    aten.bernoulli.p: lambda a: a["p"],
-    aten.bernoulli.default: lambda a: a["self"],
-    **dict.fromkeys((aten.randn.default, aten.randn_like.default), lambda a: 0),
-    **dict.fromkeys((aten.rand.default, aten.rand_like.default), lambda a: 0.5),
-    **dict.fromkeys(
-        (
-            aten.normal_functional.default,
-            aten.normal.float_float,
-            aten.normal.Tensor_float,
-            aten.normal.float_Tensor,
-            aten.normal.Tensor_Tensor,
-        ),
-        lambda a: a["mean"],
-    ),
-    aten.uniform.default: lambda a: (a["from"] + a["to"]) / 2,
-}

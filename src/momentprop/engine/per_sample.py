@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from momentprop.capture.trace import Trace
 from momentprop.engine.layouts import Layout, device_of, size_of_one
@@ -23,10 +25,11 @@ from momentprop.engine.program import Program, Wanted
 from momentprop.errors import CovarianceError
 from momentprop.graph.place import place_of
 from momentprop.graph.reach import reach
-from momentprop.moments import Jumps, Logits, Moments, is_moments
+from momentprop.moments import Moments, is_moments
 from momentprop.rules.registry import RULES, Lookup, Role
 
 aten = torch.ops.aten
+_Place = tuple[int, Layout]  # the dimension of an output that holds the batch, and its layout
 
 
 def per_sample(
@@ -121,11 +124,16 @@ class PerSample(nn.Module):
                 filled.append(_next(value, rest) if batched else value)
             outputs = self.one(*state, *filled)
             kept[:] = outputs
-            return tuple([t for out in outputs for t in _tensors(out)])
+            return tuple([leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)])
 
         found = iter(torch.vmap(run)(*given))
         batch = 0 if empty else given[0].shape[0]
-        return [_joined(out, found, place, batch) for out, place in zip(kept, self.places, strict=True)]
+
+        def joined(place: _Place | None, path: Any, one: Any) -> Any:
+            return _joined(path, one, next(found), place, batch) if isinstance(one, Tensor) else one
+
+        pairs = zip(kept, self.places, strict=True)
+        return [pytree.tree_map_with_path(partial(joined, place), out) for out, place in pairs]
 
 
 def _next(value: Any, rest: Any) -> Any:
@@ -153,8 +161,8 @@ def _first(node: fx.Node) -> Any:
     return value[0] if isinstance(value, (list, tuple)) else value
 
 
-def _batch_place(output: Any, layouts: Mapping[str, Layout]) -> tuple[int, Layout] | None:
-    """The dimension of an output that holds the batch, and its layout; None if it has none."""
+def _batch_place(output: Any, layouts: Mapping[str, Layout]) -> _Place | None:
+    """Where an output holds the batch; None if it has none."""
     if not isinstance(output, fx.Node) or output.name not in layouts:
         return None
     value = output.meta["val"]
@@ -162,43 +170,17 @@ def _batch_place(output: Any, layouts: Mapping[str, Layout]) -> tuple[int, Layou
     return (found[0], layouts[output.name]) if found else None
 
 
-def _tensors(out: Any) -> list[Tensor]:
-    """The tensors of an output, in a fixed order."""
-    if isinstance(out, Tensor):
-        return [out]
-    if not is_moments(out):
-        return []
-    found = [t for t in (out.mean, out.variance, out.covariance, out.indices) if t is not None]
-    if out.jumps is not None:
-        found += [*out.jumps.effects, *out.jumps.probabilities]  # one by one: each has the output's shape
-    return found + (_tensors(out.logits.moments) if out.logits is not None else [])
-
-
-def _joined(out: Any, found: Any, place: tuple[int, Layout] | None, batch: Any) -> Any:
-    """An output of the batch: `out` is that of one sample, `found` gives all samples' tensors."""
-
-    def values(one: Tensor) -> Tensor:
-        every: Tensor = next(found)
-        if place is None:
-            return every[0]
-        dim, layout = place
-        shape = [batch * s if d == dim else s for d, s in enumerate(one.shape)]
-        rows = every[:batch].reshape(batch, layout.before, one.numel() // layout.before)
-        return rows.transpose(0, 1).reshape(shape)
-
-    if isinstance(out, Tensor):
-        return values(out)
-    if not is_moments(out):
-        return out
-    mean, variance = values(out.mean), values(out.variance)
-    covariance = None if out.covariance is None else next(found)[:batch].flatten(0, 1)
-    indices = None if out.indices is None else next(found)[:batch].flatten(0, 1)
-    jumps, logits = None, None
-    if out.jumps is not None:
-        effects, p = (
-            torch.stack([values(out.mean) for _ in t]) for t in (out.jumps.effects, out.jumps.probabilities)
-        )
-        jumps = Jumps(effects, p)
-    if out.logits is not None:
-        logits = Logits(_joined(out.logits.moments, found, place, batch), out.logits.dim)
-    return Moments(mean, variance, covariance, indices, logits, jumps)
+def _joined(path: Any, one: Tensor, every: Tensor, place: _Place | None, batch: Any) -> Tensor:
+    """A tensor of an output of the batch: `one` is that of one sample, `every` holds all samples'."""
+    name = path[-1].name if path else ""
+    if name in ("covariance", "indices"):
+        return every[:batch].flatten(0, 1)
+    if name in ("effects", "probabilities"):  # for every source one of the output's shape
+        pairs = zip(one, every.unbind(1), strict=True)
+        return torch.stack([_joined((), *pair, place, batch) for pair in pairs])
+    if place is None:
+        return every[0]
+    dim, layout = place
+    shape = [batch * s if d == dim else s for d, s in enumerate(one.shape)]
+    rows = every[:batch].reshape(batch, layout.before, one.numel() // layout.before)
+    return rows.transpose(0, 1).reshape(shape)

@@ -18,7 +18,7 @@ from momentprop.rules.linearization import Propagated, mapped
 _PAIRS = 32  # points of a sample, with as many mirror images
 _JACOBIANS = 8  # pairs of points over which a Jacobian is averaged
 
-# (means, variances) -> all results; of the real numbers among them the variances, and what the Jacobian leaves
+# (means, variances) -> all results, and of the real ones the variances, and what the Jacobian leaves of them
 Response = Callable[[list[Any], list[Tensor]], tuple[list[Any], list[Tensor], list[Tensor | None]]]
 # (cotangents of the real results, means, variances) -> those of the random inputs
 Transposed = Callable[[list[Tensor], list[Any], list[Tensor]], Sequence[Tensor]]
