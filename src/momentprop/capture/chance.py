@@ -7,7 +7,6 @@ Python's generator one by one; of numpy's, whose calls are not seen, the functio
 from __future__ import annotations
 
 import contextlib
-import inspect
 import linecache
 import pickle
 import random
@@ -16,14 +15,12 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, cast
 
-import torch
-
+from momentprop.graph.place import TORCH
 from momentprop.graph.private import import_tracer
 
 Place = tuple[str, int]  # file and line
 States = dict[str, bytes]  # of each generator, before somebody drew from it
 
-_TORCH = inspect.getfile(torch).removesuffix("__init__.py")
 _SINGLE = {"rand", "random", "random_sample", "uniform"}  # what branches are decided by, in numpy.random
 
 
@@ -76,7 +73,7 @@ def _watch(python: list[Place], numpy: list[Place]) -> Callable[[FrameType, str,
                 caller: FrameType | None = frame
                 while caller is not None and caller.f_code.co_filename == random.__file__:
                     caller = caller.f_back
-                if caller is not None and not caller.f_code.co_filename.startswith(_TORCH):
+                if caller is not None and not caller.f_code.co_filename.startswith(TORCH):
                     python.append((caller.f_code.co_filename, caller.f_lineno))
         elif event == "call":
             code = frame.f_code
@@ -96,7 +93,7 @@ def _draws_of_numpy(code: CodeType, variables: dict[str, Any]) -> Place | None:
     """The line of a function where it names numpy's generator, to draw a single number."""
     numpy: Any = sys.modules.get("numpy")
     names = set(code.co_names)
-    if numpy is None or code.co_filename.startswith(_TORCH) or not names & _SINGLE:
+    if numpy is None or code.co_filename.startswith(TORCH) or not names & _SINGLE:
         return None
     values = [variables[name] for name in names if name in variables]
     own = numpy.random.rand.__self__

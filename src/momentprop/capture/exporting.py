@@ -19,8 +19,8 @@ from momentprop.capture.quiet import speechless
 from momentprop.capture.records import closed, flatten_output
 from momentprop.errors import TraceError
 from momentprop.graph import private
+from momentprop.graph.place import TORCH
 
-_TORCH = inspect.getfile(torch).removesuffix("__init__.py")
 PREFIX = "model."  # what wrapping puts before every name
 
 
@@ -99,7 +99,7 @@ def _explain(model: nn.Module, error: Exception) -> str:
     frames = [
         f"\n  File {frame.filename!r}, line {frame.lineno}: {frame.line}"
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(_TORCH) and frame.filename != __file__
+        if not frame.filename.startswith(TORCH) and frame.filename != __file__
     ]
     text = str(error).strip()
     if "data-dependent" in text or "data dependent" in text:

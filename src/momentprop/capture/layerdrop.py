@@ -9,7 +9,6 @@ with it; otherwise it is an error, for the graph would hold whatever branch the 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import linecache
 import re
 import traceback
@@ -22,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from momentprop.capture.chance import Place, drew_meanwhile, own_draws
 from momentprop.errors import TraceError
+from momentprop.graph.place import TORCH
 
-_TORCH = inspect.getfile(torch).removesuffix("__init__.py")
 _NAME = re.compile("layer_?drop$", re.IGNORECASE)
 _BELOW, _ABOVE = ("lt", "le", "__lt__", "__le__"), ("gt", "ge", "__gt__", "__ge__")
 
@@ -138,7 +137,7 @@ def _rates(model: nn.Module) -> dict[str, float]:
 def _own_place() -> Place | None:
     """Return the innermost line of the user's code that is being run."""
     own = [
-        f for f in traceback.extract_stack() if not f.filename.startswith(_TORCH) and f.filename != __file__
+        f for f in traceback.extract_stack() if not f.filename.startswith(TORCH) and f.filename != __file__
     ]
     return (own[-1].filename, own[-1].lineno or 0) if own else None
 

@@ -16,8 +16,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from momentprop.errors import CovarianceError
+from momentprop.graph.edit import fake_mode
 from momentprop.graph.place import place_of
-from momentprop.graph.private import FakeTensor
 from momentprop.moments import Moments, is_moments, mean_of
 from momentprop.passes.linear_parts import is_linearized
 from momentprop.rules.facts import carried
@@ -65,7 +65,7 @@ def derive_gain(node: fx.Node, rule: Rule, random: Collection[fx.Node]) -> Calla
     nodes = [n for n in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(n, fx.Node)]
     given: list[Any] = [v for v in leaves if isinstance(v, _VALUES)]
     index = next(i for i, n in enumerate(nodes) if n in random)
-    mode = next(v.fake_mode for v in given if isinstance(v, FakeTensor))
+    mode = fake_mode(given)
 
     def gain(variance: Tensor, *values: Any) -> Tensor:
         def mean(x: Tensor) -> Tensor:

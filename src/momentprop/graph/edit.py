@@ -152,11 +152,26 @@ def fake_value(node: fx.Node) -> Any:
 
 def _mode(node: fx.Node) -> Any:
     """The fake mode of the graph: of an argument, or else of any value in it."""
-    for other in (*node.all_input_nodes, *node.graph.nodes):
-        for value in pytree.tree_leaves(other.meta.get("val")):
-            if isinstance(value, FakeTensor):
-                return value.fake_mode
-    return None
+    others = (*node.all_input_nodes, *node.graph.nodes)
+    return next((mode for n in others if (mode := fake_mode(n.meta.get("val"))) is not None), None)
+
+
+def fake_mode(values: Any) -> Any:
+    """Return the mode that the fake tensors among values belong to; None if there are none."""
+    return next((v.fake_mode for v in pytree.tree_leaves(values) if isinstance(v, FakeTensor)), None)
+
+
+def extracted(nodes: Sequence[fx.Node], first: Sequence[fx.Node] = ()) -> tuple[fx.Graph, list[fx.Node]]:
+    """Make a graph of these nodes alone, which returns the last; and say what it takes, `first` in front."""
+    used = dict.fromkeys([*first, *(n for node in nodes for n in node.all_input_nodes)])
+    inside = set(nodes)
+    given = [n for n in used if n not in inside]
+    graph = fx.Graph()
+    env = {node: graph.placeholder(node.name) for node in given}
+    for node in nodes:
+        env[node] = graph.node_copy(node, env.__getitem__)
+    graph.output(env[nodes[-1]])
+    return graph, given
 
 
 def remove_unused(graph: fx.Graph) -> None:

@@ -13,7 +13,7 @@ from momentprop.errors import Place
 
 DECOMPOSED = "decomposed_from"  # what meta says of nodes that an operator was decomposed into: its name
 _KEYS = ("nn_module_stack", "stack_trace", "torch_fn", "from_node", "source_fn_stack", DECOMPOSED)
-_TORCH = inspect.getfile(torch).removesuffix("__init__.py")
+TORCH = inspect.getfile(torch).removesuffix("__init__.py")  # the folder of its files
 
 
 def place_of(node: fx.Node, reason: str = "") -> Place:
@@ -21,7 +21,7 @@ def place_of(node: fx.Node, reason: str = "") -> Place:
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     frames = re.split(r'^\s*(?=File ")', str(node.meta.get("stack_trace") or ""), flags=re.MULTILINE)
     frames = [" ".join(frame.split()) for frame in frames if frame.strip()]
-    own = [frame for frame in frames if _TORCH not in frame]  # the user's, where there is one
+    own = [frame for frame in frames if TORCH not in frame]  # the user's, where there is one
     source = (own or frames or ["(no source line recorded)"])[-1]
     module = stack[-1][0] if stack else ""
     return Place(str(node.target), module.removeprefix("model").removeprefix("."), source, reason)

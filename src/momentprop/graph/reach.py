@@ -58,6 +58,19 @@ def extend(
     return node in found
 
 
+def upstream(last: fx.Node, belongs: Predicate) -> list[fx.Node]:
+    """List what a node is computed from, itself last, as far as it belongs to something."""
+    found: dict[fx.Node, None] = {}
+    pending = [last]  # no recursion: chains may be long
+    while pending:
+        needed = [n for n in pending[-1].all_input_nodes if n not in found and belongs(n)]
+        if needed:
+            pending += needed
+        else:
+            found[pending.pop()] = None
+    return list(found)
+
+
 def creates_noise(node: fx.Node) -> bool:
     """Say whether a node draws random numbers: its probability is not 0, and its training flag is set."""
     op: Any = node.target

@@ -1,4 +1,4 @@
-"""Reads the schemas of operators."""
+"""Reads the arguments of operators."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from momentprop.graph.private import OpOverload
 
@@ -16,6 +17,11 @@ def bind(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> di
     bound.update(zip((a.name for a in op._schema.arguments), args, strict=False))
     bound.update(kwargs)
     return bound
+
+
+def inputs_of(node: fx.Node) -> list[fx.Node]:
+    """The nodes among the arguments, in order, with repetitions."""
+    return [n for n in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(n, fx.Node)]
 
 
 def pass_by_position(node: fx.Node) -> None:

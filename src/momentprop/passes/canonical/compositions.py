@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from momentprop.gaussian.quadrature import expectation
-from momentprop.graph.edit import Editor
+from momentprop.graph.edit import Editor, extracted
 from momentprop.graph.ops import is_pointwise
+from momentprop.graph.reach import upstream
+from momentprop.graph.schema import inputs_of
 from momentprop.moments import Moments
 from momentprop.passes.runner import Pass
 from momentprop.rules.linearization import Propagated, residual, scaled
@@ -33,24 +34,15 @@ def compose(last: fx.Node, edit: Editor) -> fx.Node | None:
     outside = [user for user in last.users if roots.of(user) is not first]
     if not outside:
         return None
-    inner = _between(first, last, edit.varying)
-    joins = any(sum(n in edit.varying for n in _arguments(node)) > 1 for node in inner)
+    inner = upstream(last, lambda n: n in edit.varying and n is not first)
+    joins = any(sum(n in edit.varying for n in inputs_of(node)) > 1 for node in inner)
     if not joins or (len(inner) == 1 and last.target is aten.mul.Tensor):  # x * x has a rule
         return None
     if len(outside) < len(last.users):  # inside, a copy of it stays
         kept = edit.again(last)
         last.replace_all_uses_with(kept, delete_user_cb=lambda user: user not in outside)
-    graph = fx.Graph()
-    env = {first: graph.placeholder("x")}
-    constants: list[fx.Node] = []
-    for node in inner:
-        for n in node.all_input_nodes:
-            if n not in env:
-                env[n] = graph.placeholder(f"c{len(constants)}")
-                constants.append(n)
-        env[node] = graph.node_copy(node, env.__getitem__)
-    graph.output(env[last])
-    return edit.op(_rule(graph), first, *constants, value=last.meta["val"])
+    graph, given = extracted(inner, [first])
+    return edit.op(_rule(graph), *given, value=last.meta["val"])
 
 
 class _Roots:
@@ -80,29 +72,10 @@ class _Roots:
         return first if _shape(first) == _shape(node) else node
 
 
-def _between(first: fx.Node, last: fx.Node, varying: set[fx.Node]) -> list[fx.Node]:
-    """List what of a composition its last operator needs, in order."""
-    found: dict[fx.Node, None] = {}
-    pending = [last]
-    while pending:
-        node = pending[-1]
-        needed = [n for n in node.all_input_nodes if n in varying and n is not first and n not in found]
-        if needed:
-            pending += needed
-        else:
-            found[pending.pop()] = None
-    return list(found)
-
-
 def _is_pointwise(node: fx.Node) -> bool:
     value = node.meta.get("val")
     fits = isinstance(value, Tensor) and (value.is_floating_point() or value.dtype == torch.bool)
     return fits and is_pointwise(node.target)
-
-
-def _arguments(node: fx.Node) -> list[fx.Node]:
-    """The nodes among the arguments, with repetitions."""
-    return [n for n in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(n, fx.Node)]
 
 
 def _shape(node: fx.Node) -> Any:

@@ -14,11 +14,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from momentprop.capture.attention import ATTENTION, spell_out_attention
-from momentprop.graph.edit import Editor
+from momentprop.graph.edit import Editor, fake_mode
 from momentprop.graph.place import DECOMPOSED
-from momentprop.graph.private import FakeTensor, OpOverload, core_aten_decompositions, decomposition_table
+from momentprop.graph.private import OpOverload, core_aten_decompositions, decomposition_table
 from momentprop.graph.reach import creates_noise
-from momentprop.graph.schema import pass_by_position
+from momentprop.graph.schema import inputs_of, pass_by_position
 from momentprop.passes.canonical.expansions import EXPANSIONS
 from momentprop.passes.coverage import analyze
 from momentprop.rules.registry import Lookup
@@ -67,9 +67,8 @@ def traced(
     values = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
     leaves, spec = pytree.tree_flatten(values)
     given = [v for v in leaves if isinstance(v, _VALUES)]
-    known = [*given, *pytree.tree_leaves(node.meta.get("val"))]
-    mode = next((v.fake_mode for v in known if isinstance(v, FakeTensor)), None)
-    if mode is None or len(given) != len(_inputs(node)):
+    mode = fake_mode([given, node.meta.get("val")])
+    if mode is None or len(given) != len(inputs_of(node)):
         return None
 
     def run(*inputs: Any) -> Any:
@@ -95,16 +94,11 @@ def _decomposition(op: Any) -> Callable[..., Any] | None:
     return core_aten_decompositions().get(op) or decomposition_table.get(op)
 
 
-def _inputs(node: fx.Node) -> list[fx.Node]:
-    """The nodes among the arguments, in order, with repetitions."""
-    return [a for a in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(a, fx.Node)]
-
-
 def substitute(graph: fx.Graph, node: fx.Node, expansion: fx.Graph) -> None:
     """Put an expansion in place of the node, which keeps its name for messages."""
     for inner in expansion.nodes:
         inner.meta[DECOMPOSED] = str(node.target)
     edit = Editor(graph)
     with edit.at(node):
-        output = edit.inline(expansion, _inputs(node))
+        output = edit.inline(expansion, inputs_of(node))
     edit.replace(node, output)

@@ -36,14 +36,6 @@ def var_mean(x: Tensor, dim: Any, unbiased: bool = True, keepdim: bool = False) 
     return torch.var(x, dim, correction=int(unbiased), keepdim=keepdim), torch.mean(x, dim, keepdim)
 
 
-def variance(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> Tensor:
-    return torch.var(x, dim, correction=int(unbiased), keepdim=keepdim)
-
-
-def deviation(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> Tensor:
-    return torch.std(x, dim, correction=int(unbiased), keepdim=keepdim)
-
-
 def distances(x: Tensor, y: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Tensor:
     return torch.linalg.vector_norm(x[..., :, None, :] - y[..., None, :, :], ord=p, dim=-1)
 
@@ -79,10 +71,6 @@ EXPANSIONS: dict[Any, Callable[..., Any]] = {
     aten.logaddexp.default: logaddexp,
     aten.pow.Scalar: power_of_number,
     aten.var_mean.dim: var_mean,
-    aten.var.dim: variance,
-    aten.var.default: lambda x, unbiased=True: variance(x, None, unbiased),
-    aten.std.dim: deviation,
-    aten.std.default: lambda x, unbiased=True: deviation(x, None, unbiased),
     aten.cdist.default: distances,
     aten.lerp.Scalar: lerp,
     aten.lerp.Tensor: lerp,

@@ -21,13 +21,14 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from momentprop.capture.draws import DRAWS
-from momentprop.graph.edit import Editor
+from momentprop.graph.edit import Editor, extracted, fake_mode
 from momentprop.graph.ops import CONVOLUTIONS, MATRIX_PRODUCTS, MOVES
 from momentprop.graph.private import OpOverload
-from momentprop.graph.reach import creates_noise, reach
+from momentprop.graph.reach import creates_noise, reach, upstream
 from momentprop.graph.schema import bind
 from momentprop.moments import is_moments
 from momentprop.passes.runner import Pass
+from momentprop.rules.convolution import borders
 from momentprop.rules.families import per_dimension
 from momentprop.rules.registry import Lookup
 
@@ -78,7 +79,7 @@ def _weights(node: fx.Node, alone: set[fx.Node]) -> list[fx.Node]:
 def _is_independent(weight: fx.Node, noisy: set[fx.Node], rules: Lookup) -> bool:
     """Say whether elements of the weight are independent, and all noise in it is its own."""
     size = weight.meta["val"].numel()
-    for node in _chain(weight, noisy):
+    for node in upstream(weight, noisy.__contains__):
         op, draw = node.target, DRAWS.get(node.target)
         if not isinstance(op, OpOverload) or node.meta["val"].numel() != size:
             return False
@@ -93,50 +94,24 @@ def _is_independent(weight: fx.Node, noisy: set[fx.Node], rules: Lookup) -> bool
     return True
 
 
-def _chain(weight: fx.Node, noisy: set[fx.Node]) -> list[fx.Node]:
-    """The random nodes that make up the weight, in order."""
-    found: list[fx.Node] = []
-
-    def visit(node: fx.Node) -> None:
-        if node in noisy and node not in found:
-            for used in node.all_input_nodes:
-                visit(used)
-            found.append(node)
-
-    visit(weight)
-    return found
-
-
 def _moments(edit: Editor, weight: Any, alone: set[fx.Node], rules: Lookup, transpose: bool) -> list[Any]:
     """Nodes for mean and variance of a weight."""
     if weight not in alone:
         return [edit.op(aten.t.default, weight) if transpose and weight is not None else weight, None]
-    chain = _chain(weight, alone)
-    given = list(dict.fromkeys(n for node in chain for n in node.all_input_nodes if n not in chain))
-
-    rules_alone = _with_rules(chain, given, weight, rules)
+    inner, given = extracted(upstream(weight, alone.__contains__))
+    for node in inner.nodes:
+        node.target = rules.find(node.target) or node.target
+    by_rules = fx.GraphModule(torch.nn.Module(), inner, "Weight")
 
     def run(*values: Any) -> list[Any]:
-        out = rules_alone(*values)
+        out = by_rules(*values)
         found = [out.mean, out.variance] if is_moments(out) else [out, torch.zeros_like(out)]
         return [v.t() for v in found] if transpose else found
 
     examples = [n.meta["val"] for n in given]
-    mode = next(v.fake_mode for v in (*examples, weight.meta["val"]) if hasattr(v, "fake_mode"))
-    with mode, torch.no_grad():
+    with fake_mode([examples, weight.meta["val"]]), torch.no_grad():
         traced = make_fx(run)(*examples).graph
     return list(edit.inline(traced, given, place=weight))
-
-
-def _with_rules(chain: list[fx.Node], given: list[fx.Node], result: fx.Node, rules: Lookup) -> fx.GraphModule:
-    """Make a function of these nodes in which every operator is its rule."""
-    graph = fx.Graph()
-    env = {node: graph.placeholder(node.name) for node in given}
-    for node in chain:
-        env[node] = graph.node_copy(node, env.__getitem__)
-        env[node].target = rules.find(node.target) or node.target
-    graph.output(env[result])
-    return fx.GraphModule(torch.nn.Module(), graph, "Weight")
 
 
 def _fold(node: fx.Node, edit: Editor, alone: set[fx.Node], rules: Lookup) -> fx.Node | None:
@@ -174,12 +149,7 @@ def _sizes(node: fx.Node) -> tuple[Any, ...] | None:
     kernel = list(bound["weight"].meta["val"].shape[2:])
     n = len(kernel)
     stride, dilation = per_dimension(bound["stride"], n), per_dimension(bound["dilation"], n)
-    padding = bound["padding"]
-    if padding == "valid":
-        padding = 0
-    elif padding == "same":
-        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-        if any(t % 2 for t in total):
-            return None
-        padding = [t // 2 for t in total]
-    return stride, per_dimension(padding, n), dilation, bound["groups"]
+    pads = borders(bound["padding"], kernel, dilation)
+    if any(before != after for before, after in pads):
+        return None
+    return stride, [before for before, _ in pads], dilation, bound["groups"]

@@ -15,7 +15,9 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from momentprop.graph.private import FakeTensor, OpOverload
+from momentprop.graph.edit import fake_mode
+from momentprop.graph.private import OpOverload
+from momentprop.graph.schema import inputs_of
 from momentprop.moments import is_moments, variance_of
 from momentprop.rules.linearization import Propagated
 
@@ -49,7 +51,7 @@ class Site:
         """Make the site of a node; raise ValueError with a reason if it cannot be taken by itself."""
         assert isinstance(node.target, OpOverload)
         flat, spec = pytree.tree_flatten(fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val")))
-        nodes = [n for n in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(n, fx.Node)]
+        nodes = inputs_of(node)
         positions = [i for i, v in enumerate(flat) if isinstance(v, _VALUES)]
         if len(positions) != len(nodes):
             raise ValueError("its arguments are not plain tensors")
@@ -124,9 +126,9 @@ class Site:
     def pull(self) -> Program:
         """(*cotangents of the real results, *values) -> the transposed map's, one for every random input."""
         count = sum(self.results)
-        return self._traced(
-            lambda *given: self._pulled(given[count:], given[:count]), self.real(self._fake_results())
-        )
+        with fake_mode(self.examples):
+            results = self.real(self.run(self.examples))
+        return self._traced(lambda *given: self._pulled(given[count:], given[:count]), results)
 
     def push(self) -> Program | None:
         """(*deviations of the random inputs, *values) -> the linear map's, of the real results.
@@ -179,15 +181,8 @@ class Site:
                 reached, x, seeds, create_graph=create_graph, allow_unused=True, materialize_grads=True
             )
 
-    def _fake_results(self) -> list[Any]:
-        with self._mode():
-            return self.run(self.examples)
-
-    def _mode(self) -> Any:
-        return next(v.fake_mode for v in self.examples if isinstance(v, FakeTensor))
-
     def _traced(self, function: Program, first: Sequence[Tensor]) -> Program:
-        with torch.inference_mode(False), self._mode():
+        with torch.inference_mode(False), fake_mode(self.examples):
             # tensors of their own: the same one twice would be one input of the program
             given = [*first, *self.examples]
             own = [v.new_empty(v.shape) if isinstance(v, Tensor) else v for v in given]
