@@ -25,7 +25,8 @@ from predictive_formulas import FORMULAS
 from torch import Tensor
 
 import momentprop as mp
-from momentprop.predict.logits import METHODS, GaussianLogits
+from momentprop.gaussian.logits import GaussianLogits
+from momentprop.predict.classification import METHODS
 from momentprop.sample import SampledMoments
 from momentprop_reproduction.benchmarking.subject import paper_cnn
 from momentprop_reproduction.benchmarking.turns import keep_freed_memory, take_turns

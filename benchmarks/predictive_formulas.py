@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from momentprop.predict.logits import Averages, GaussianLogits
+from momentprop.gaussian.logits import Averages, GaussianLogits
 
 _PROBIT = math.pi / 8  # sigmoid(x) is close to Phi(x sqrt(pi / 8))
 

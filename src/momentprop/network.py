@@ -55,7 +55,7 @@ class Built:
         prepared = prepare(trace, tier.rules, tier.passes, pattern, request.unsupported)
         made, random = prepared.trace, prepared.random
         if tier.cut is None:
-            return Built(prepared, Program(made, random, tier.rules), {})
+            return Built(prepared, Program(made, random, tier.rules, heads=tier.heads), {})
         found = layouts(made, list(state)) if known is None else known
         wanted = Wanted(tier.cut, tier.fusions, found, request.selection, request.jumps)
         program = per_sample(made, random, tier.rules, wanted, state)

@@ -25,6 +25,7 @@ class Tier:
     passes: tuple[Pass, ...]
     cut: Cut | None = None  # None: no backward sweep, so variances only
     fusions: tuple[Finder, ...] = ()  # operators in place of rules, where it sweeps
+    heads: bool = True  # a final softmax or sigmoid is integrated, not left to its rule
 
     @property
     def sweeps(self) -> bool:
@@ -35,7 +36,7 @@ class Tier:
         return self.name
 
 
-PAPER = Tier("paper", Lookup((Variant.PAPER,)), passes=CANONICAL)
+PAPER = Tier("paper", Lookup((Variant.PAPER,)), passes=CANONICAL, heads=False)
 FAST = Tier("fast", Lookup((Variant.CONTRAST,)), passes=(*CANONICAL, *REWRITES))
 ACCURATE = Tier(
     "accurate",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from momentprop.predict.logits import Averages, GaussianLogits
+from momentprop.gaussian.logits import Averages, GaussianLogits
 from scripts import script
 
 with script("benchmarks/predictive_formulas.py") as formulas:

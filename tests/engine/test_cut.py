@@ -240,7 +240,7 @@ def test_a_softmax_whose_logits_lie_before_the_cut(cut: Cut) -> None:
     model = nn.Sequential(nn.Dropout(0.3), nn.Linear(4, 3), nn.Softmax(-1)).double().eval()
     x = example()
     out, forward = with_cut(model, x, cut)(x), with_cut(model, x, None)(x)
-    assert torch.equal(out.mean, forward.mean)
+    torch.testing.assert_close(out.mean, forward.mean, rtol=0, atol=1e-3)  # other points of the same integral
     logits = out.logits.moments
     torch.testing.assert_close(logits.covariance, torch.diag_embed(logits.variance))
     torch.testing.assert_close(logits.variance, (model[1].weight ** 2 @ (x**2 * 0.3 / 0.7).T).T)

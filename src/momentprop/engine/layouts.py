@@ -91,14 +91,19 @@ def _observed(trace: Trace, state: list[Tensor], own_integers: bool) -> dict[str
     return found
 
 
-def size_of_one(value: Tensor) -> int:
-    """Elements of a traced value in a batch of one."""
+def shape_of_one(value: Tensor) -> tuple[int, ...]:
+    """The shape of a traced value in a batch of one."""
     sizes: list[Any] = list(value.shape)
     for i, size in enumerate(sizes):
         if isinstance(size, torch.SymInt):
             expression = size.node.expr
             sizes[i] = int(expression.subs(dict.fromkeys(expression.free_symbols, 1)))
-    return math.prod(sizes)
+    return tuple(sizes)
+
+
+def size_of_one(value: Tensor) -> int:
+    """Elements of a traced value in a batch of one."""
+    return math.prod(shape_of_one(value))
 
 
 def _layout(touched: Tensor, batch: int) -> Layout | None:

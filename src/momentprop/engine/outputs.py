@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from momentprop.engine.accumulators import Accumulator, Covariance, Largest
-from momentprop.engine.backward import Samples, sweep
+from momentprop.engine.backward import sweep
+from momentprop.engine.heads import Head
 from momentprop.engine.layouts import Layout
 from momentprop.engine.paths import Answer
 from momentprop.engine.plan import Plan, Ref
 from momentprop.engine.selection import Selection
-from momentprop.engine.tape import Tape, times
+from momentprop.engine.tape import Tape
 from momentprop.moments import Logits, Moments, is_moments
-from momentprop.rules.linearization import Linearization, Mapped
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +28,12 @@ class Swept:
     covariance: Tensor
     indices: Tensor | None
     jumps: Largest | None = None
+
+
+def heads_of(plan: Plan, values: Mapping[str, Any]) -> dict[str, Head]:
+    """Final operators to integrate: those whose rule keeps the logits, as a rule of one's own need not."""
+    known = {name: head for name, head in plan.heads.items() if is_moments(values.get(name))}
+    return {name: head for name, head in known.items() if values[name].logits is not None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +59,11 @@ class Outputs:
         self,
         env: Mapping[str, Any],
         tape: Tape,
-        heads: Mapping[str, Linearization],
         answers: Mapping[str, Answer],
     ) -> dict[str, Moments]:
         """Outputs by name, with covariance; `answers` are those to paths that are kept or dropped."""
         random = {name: env[name] for name in self.names if is_moments(env[name])}
-        done = self._swept(random, env, tape, heads, answers) if random else {}
+        done = self._swept(random, env, tape, answers) if random else {}
         for name in answers.keys() & set(self.names) - random.keys():  # paths are all there is
             done[name] = self._of_paths(env[name], answers[name], name)
         return done
@@ -68,33 +73,33 @@ class Outputs:
         random: Mapping[str, Moments],
         env: Mapping[str, Any],
         tape: Tape,
-        heads: Mapping[str, Linearization],
         answers: Mapping[str, Answer],
     ) -> dict[str, Moments]:
-        """Complete outputs that are random; for probabilities the sweep starts at their logits."""
-        known = self.plan.heads
-        logits = {n: known[n] for n, out in random.items() if n in known and out.logits is not None}
-        through = {n: i for n, i in logits.items() if n in heads and self.selection.takes_all}
-        swept = {name: out for name, out in random.items() if name not in through}
-        swept |= {name: env[name] for name in logits.values()}
+        """Complete outputs that are random; of probabilities the logits are swept, and integrated."""
+        heads = heads_of(self.plan, random)
+        swept = {name: out for name, out in random.items() if name not in heads}
+        swept |= {head.logits: env[head.logits] for head in heads.values()}
         found = self._sweep(swept, tape)
-        without_paths = {name: one.covariance for name, one in found.items()}
+        without_paths = {
+            head.logits: self._completed(env[head.logits], found[head.logits], head.logits)
+            for head in heads.values()
+        }
         for name in answers.keys() & swept.keys():
             found[name] = self._with_paths(found[name], answers[name], name)
             swept[name] = Moments(swept[name].mean + answers[name].shift, swept[name].variance)
         done = {name: self._completed(out, found[name], name) for name, out in swept.items()}
-        for name, inner in logits.items():
-            out = random[name]
-            if name in through:
-                covariance = self._behind(heads[name], without_paths[inner], out, name, inner)
-                if name in answers:  # how probabilities themselves jump, not their logits
-                    rows = self._chosen(answers[name].jumps, None, name)
-                    covariance = covariance + rows.mT @ rows
-                    out = dataclasses.replace(out, mean=out.mean + answers[name].shift)
-                done[name] = self._completed(out, Swept(covariance, None), name)
-            assert out.logits is not None  # as chosen above
-            done[name] = dataclasses.replace(done[name], logits=Logits(done[inner], out.logits.dim))
+        for name, head in heads.items():
+            out = head.applied(without_paths[head.logits], self.layouts[name])
+            if name in answers:  # how probabilities themselves jump, not their logits
+                out = self._jumping(out, answers[name], name)
+            done[name] = dataclasses.replace(out, logits=Logits(done[head.logits], head.dim))
         return done
+
+    def _jumping(self, out: Moments, answer: Answer, name: str) -> Moments:
+        assert out.covariance is not None
+        swept = self._with_paths(Swept(out.covariance, out.indices), answer, name)
+        shifted = Moments(out.mean + answer.shift, out.variance + answer.jumps.square().sum(0))
+        return self._completed(shifted, swept, name)
 
     def _sweep(self, random: Mapping[str, Moments], tape: Tape) -> dict[str, Swept]:
         """Covariance and chosen indices of every value; all of them are swept together."""
@@ -147,22 +152,6 @@ class Outputs:
         nothing = value.new_zeros(layout.batch_of(value), count, count)
         swept = Swept(nothing, indices, Largest(self.jumps) if self.jumps else None)
         return self._completed(out, self._with_paths(swept, answer, name), name)
-
-    def _behind(self, head: Linearization, logits: Tensor, out: Moments, name: str, inner: str) -> Tensor:
-        """The covariance J C J^T + noise of probabilities, from that of their logits."""
-        layout = self.layouts[name]
-        seeds, _ = self.selection.of(out, layout)
-        batch, map = layout.batch_of(out.mean), head.map
-        pulled = map.pull(seeds)[0] if isinstance(map, Mapped) else times(seeds, map.gain)
-        rows = self.layouts[inner].split(pulled, batch)
-        if isinstance(map, Mapped) and out.mean.dim() == 2:
-            # softmax does not see what all logits have in common, and rounding shall not either
-            common = logits.mean(-1, keepdim=True)
-            logits = logits - common - common.mT + common.mean(-2, keepdim=True)
-        covariance = rows @ logits @ rows.mT
-        for noise in head.noise:
-            covariance = covariance + noise.covariance(seeds, Samples(layout, batch))
-        return (covariance + covariance.mT) / 2
 
     def _completed(self, out: Moments, swept: Swept, name: str) -> Moments:
         """The forward sweep's variance gives way to the covariance's diagonal."""

@@ -15,6 +15,7 @@ from momentprop.capture.trace import Trace
 from momentprop.engine.cut import Cut, frontier
 from momentprop.engine.derive import derived
 from momentprop.engine.fused import Finder, Fused, Operator
+from momentprop.engine.heads import Head
 from momentprop.errors import Place
 from momentprop.graph.ops import HEADS
 from momentprop.graph.place import place_of
@@ -64,7 +65,7 @@ class Plan:
     uncertain: tuple[str, ...]  # inputs that are given as moments
     outputs: tuple[Any, ...]  # Ref, or a constant
     random: frozenset[str]  # names of random values
-    heads: Mapping[str, str]  # outputs that are a softmax or the like -> their logits
+    heads: Mapping[str, Head]  # outputs that are a softmax or the like
     only_masks: bool  # no noise but that of dropout masks
 
 
@@ -77,12 +78,13 @@ def make_plan(
     fusions: Sequence[Finder] = (),
     conditioned: Sequence[fx.Node] = (),
     kept: Collection[str] = (),
+    heads: bool = True,
 ) -> Plan:
     """The plan of a trace.
 
     `fusions` find operators that take the place of rules. `conditioned` are sources of noise that count as
     constants here, because somebody else takes care of them. `kept` are values that are needed after the
-    last step.
+    last step. With `heads` those at the outputs are known as such.
     """
     random = _without(trace.graph, random, conditioned)
     region = set() if cut is None else cut.region(trace.graph, random)
@@ -93,17 +95,19 @@ def make_plan(
     nodes = [n for n in trace.graph.nodes if n.op in ("call_function", "get_attr") and n not in covered]
     output: Any = next(reversed(trace.graph.nodes)).args[0]
     returned = [v for v in output if isinstance(v, fx.Node)]
-    heads = {v.name: str(v.args[0]) for v in returned if v in random and v.target in HEADS}
+    found = {v.name: Head.of(v) for v in returned if heads and v in random and v.target in HEADS}
     steps = [make.step(node) for node in nodes]
     roles = [s.operator.role for s in steps if s.random and s.operator is not None]
     uncertain = tuple(n.name for n in trace.input_nodes if n in random)
     return Plan(
-        steps=_with_last_uses(steps, {*kept, *(v.name for v in returned), *heads.values()}),
+        steps=_with_last_uses(
+            steps, {*kept, *(v.name for v in returned), *(head.logits for head in found.values())}
+        ),
         placeholders=tuple(n.name for n in trace.graph.nodes if n.op == "placeholder"),
         uncertain=uncertain,
         outputs=tuple(Ref(v.name) if isinstance(v, fx.Node) else v for v in output),
         random=frozenset(n.name for n in random),
-        heads=heads,
+        heads=found,
         only_masks=not uncertain and not any(role is Role.SOURCE for role in roles),
     )
 

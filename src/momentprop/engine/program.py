@@ -12,7 +12,7 @@ from momentprop.capture.trace import Trace
 from momentprop.engine.cut import Cut
 from momentprop.engine.fused import Finder
 from momentprop.engine.layouts import Layout
-from momentprop.engine.outputs import Outputs
+from momentprop.engine.outputs import Outputs, heads_of
 from momentprop.engine.paths import Paths, path_sources
 from momentprop.engine.plan import Plan, Ref, Step, make_plan
 from momentprop.engine.selection import ALL_OUTPUTS, Selection
@@ -46,7 +46,12 @@ class Program(nn.Module):
     """
 
     def __init__(
-        self, trace: Trace, random: set[fx.Node], rules: Lookup, wanted: Wanted | None = None
+        self,
+        trace: Trace,
+        random: set[fx.Node],
+        rules: Lookup,
+        wanted: Wanted | None = None,
+        heads: bool = True,
     ) -> None:
         super().__init__()
         self.shapes = {n.name: _fixed_sizes(n) for n in trace.graph.nodes if n.op == "placeholder"}
@@ -55,7 +60,7 @@ class Program(nn.Module):
         self.n_outputs = 0  # per sample, that get a covariance
         self.plan: Plan
         if wanted is None:
-            self.plan = make_plan(trace, random, rules)
+            self.plan = make_plan(trace, random, rules, heads=heads)
             return
         self.paths = _paths(trace, random, wanted.layouts)
         sources = [] if self.paths is None else self.paths.nodes
@@ -73,7 +78,6 @@ class Program(nn.Module):
         """The outputs for state and inputs."""
         env = dict(zip(self.plan.placeholders, values, strict=True))
         tape = None if self.outputs is None else self._tape(env, self.outputs)
-        heads: dict[str, Linearization] = {}
         for step in self.plan.steps:
             if step.operator is None:
                 args, kwargs = step.filled(env)
@@ -84,26 +88,24 @@ class Program(nn.Module):
                 found = _answer(step, env)
                 env[step.name] = found.moments
                 if tape is not None:
-                    self._record(tape, heads, step, found)
+                    self._record(tape, step, found)
                 if observe is not None:
                     observe(step.name, found.moments)
             for name in step.last_use_of:
                 env.pop(name, None)
         if tape is None or self.outputs is None:
-            found_outputs = env
+            heads = heads_of(self.plan, env).items()
+            found_outputs = env | {name: head.applied(env[head.logits]) for name, head in heads}
         else:
             answers = {} if self.paths is None else self.paths(env)
-            found_outputs = env | self.outputs.completed(env, tape, heads, answers)
+            found_outputs = env | self.outputs.completed(env, tape, answers)
         return [found_outputs[v.name] if isinstance(v, Ref) else v for v in self.plan.outputs]
 
-    def _record(self, tape: Tape, heads: dict[str, Linearization], step: Step, found: Propagated) -> None:
+    def _record(self, tape: Tape, step: Step, found: Propagated) -> None:
         if step.at_frontier and is_moments(found.moments):
             tape.source(step.name, found.moments.variance, step)
         elif step.swept:
-            linearization = _linearized(step, found)
-            tape.record(step, linearization)
-            if step.name in self.plan.heads:
-                heads[step.name] = linearization
+            tape.record(step, _linearized(step, found))
 
     def _tape(self, env: Mapping[str, Any], outputs: Outputs) -> Tape:
         for name, sizes in self.shapes.items():

@@ -287,8 +287,8 @@ def log_normal_cdf(x: Tensor) -> Tensor:
 
     For x < 0: log phi(x) + log M(|x|); for x >= 0: log(1 - phi(x) M(x)).
     """
-    # where, not abs: its gradient at 0 is not 0. The bound keeps a^2 from overflowing in float32.
-    a = torch.where(x < 0, -x, x).clamp_max(1e18)
+    # where, not abs: its gradient at 0 is not 0. The bound keeps a^2 from overflowing.
+    a = torch.where(x < 0, -x, x).clamp_max(torch.finfo(x.dtype).max ** 0.5 / 8)
     g_ratio, h_ratio = _tail_ratios(a)
     mills = h_ratio + a * g_ratio
     lower = mills.log() - a * a * 0.5 - 0.5 * math.log(2 * math.pi)

@@ -17,13 +17,28 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from momentprop.errors import MomentpropError
+from momentprop.gaussian.logits import Averages, GaussianLogits, average, integrate
 from momentprop.graph import private
 from momentprop.moments import Moments, mean_of
-from momentprop.predict.logits import METHODS, Averages, GaussianLogits, average
+from momentprop.rules.softmax import log_odds_probit, log_probabilities
 from momentprop.sample import SampledMoments
 
 KINDS = ("multiclass", "binary", "multilabel")
 _ENOUGH_ROWS = 8  # for logits not to sum to one by chance
+
+
+def paper(logits: GaussianLogits) -> Averages:
+    """Daunizeau 2017 as in the paper: p_k ~ 1 / (2 - K + sum over l of 1 / E[sigmoid(z_k - z_l)]).
+
+    E[sigmoid] is approximated by the probit, and logits count as independent.
+    """
+    return Averages(log_probabilities(logits.mean, logits.variance, log_odds_probit))
+
+
+# how softmax can be averaged, by the name that `classify` takes
+METHODS: dict[str, Callable[[GaussianLogits], Averages]] = {
+    method.__name__: method for method in (integrate, paper)
+}
 
 
 @dataclass(eq=False)

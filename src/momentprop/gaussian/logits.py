@@ -1,9 +1,8 @@
-"""Turns Gaussian logits into class probabilities: the integral of softmax over N(E, C).
+"""Integrates softmax over Gaussian logits N(E, C), at a fixed set of points in logit space.
 
-`integrate` takes a fixed set of points in logit space: it is deterministic, sums to one, is softmax at zero
-variance, and gives second moments and the expected entropy as well. `paper` is a closed formula for the mean
-alone; benchmarks/predictive.py compares both with others from the literature. They work on logits [n, K] and
-return logarithms of probabilities, which stay finite where probabilities underflow.
+That is deterministic, sums to one, and is softmax at zero variance. `integrate` gives what a predictive
+distribution consists of, with logarithms of probabilities, which stay finite where probabilities underflow;
+`head_moments` gives mean and covariance of the probabilities, or of their logarithms. Logits are [n, K].
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from momentprop.gaussian.normal import safe_sqrt
 from momentprop.graph.private import constant_result
-from momentprop.rules.softmax import log_odds_probit, log_probabilities
 
 _POINTS_PER_CLASS, _MOST_POINTS = 205, 4096  # 1,025 for five classes, 2,050 for ten
 _POINTS_ON_A_LINE = 512  # two classes: their difference is one variable
+_LEAST_STD = 0.02  # of logits whose deviations rounding does not drown
 _AT_ONCE = 2**18  # elements of a block of points: what caches hold, measured
 _AT_ONCE_COMPILED = 2**24  # compilers write nothing out that they need once
 
@@ -54,6 +53,12 @@ class GaussianLogits:
             variance = (variance - 2 * full[:, 0, 1]).clamp_min(0)
         return self.mean[:, 1] - self.mean[:, 0], variance
 
+    def wider(self, factor: Tensor) -> GaussianLogits:
+        """The logits with standard deviations so many times as large, [n, 1, 1]."""
+        square = factor * factor
+        covariance = None if self.covariance is None else self.covariance * square
+        return GaussianLogits(self.mean, self.variance * square[..., 0], covariance, self.indices)
+
     def split(self, rows: int) -> list[GaussianLogits]:
         """Split into parts of so many inputs."""
         parts = [None if v is None else v.split(rows) for v in (self.covariance, self.indices)]
@@ -80,15 +85,88 @@ class Averages:
     entropy: Tensor | None = None
 
 
+Placed = Callable[[Tensor], Tensor]  # points of unit variance [..., N] -> logits [n, K, N]
+
+
 def integrate(logits: GaussianLogits) -> Averages:
-    """Averages over a fixed set of normal points, moved and scaled to the logits.
+    """Averages over a fixed set of normal points, moved and scaled to the logits."""
+    rows = max(_AT_ONCE // 64 // logits.n_classes, 1)
+    if logits.mean.shape[0] > rows and not torch.compiler.is_compiling():
+        return _joined([integrate(part) for part in logits.split(rows)])
+    return average(*_placed(logits, _MOST_POINTS), logits.mean)
+
+
+@dataclass(frozen=True)
+class HeadMoments:
+    """Holds mean and variance [n, K]; the covariance is [n, K, K], or of the chosen classes alone."""
+
+    mean: Tensor
+    variance: Tensor
+    covariance: Tensor | None
+
+
+def head_moments(logits: GaussianLogits, most: int, logarithm: bool) -> HeadMoments:
+    """Moments of softmax, or of its logarithm, by at most so many points; covariance if logits have one.
+
+    What is added up are deviations from the value at the mean logits. That of the class with the largest
+    logit is what all others' leave over, which keeps its digits where the class is all but sure. Where all
+    logits hardly vary, deviations are taken further out and brought back, or rounding would drown them.
+    """
+    rows = max(_AT_ONCE // 64 // logits.n_classes, 1)
+    if logits.mean.shape[0] > rows and not torch.compiler.is_compiling():
+        parts = [head_moments(part, most, logarithm) for part in logits.split(rows)]
+        joint = [p.covariance for p in parts if p.covariance is not None]
+        means, variances = ([getattr(p, name) for p in parts] for name in ("mean", "variance"))
+        return HeadMoments(torch.cat(means), torch.cat(variances), torch.cat(joint) if joint else None)
+    far = (_LEAST_STD / safe_sqrt(logits.variance.amax(-1))).clamp_min(1.0)[:, None, None]
+    varies = (logits.variance > 0).any(-1)[:, None, None]
+    logits = logits.wider(far)
+    place, points = _placed(logits, most)
+    is_top = torch.arange(logits.n_classes, device=points.device) == logits.mean.argmax(-1, keepdim=True)
+    top = is_top[..., None]
+
+    def value(z: Tensor) -> Tensor:
+        return _log_softmax(z, top) if logarithm else torch.softmax(z, 1)
+
+    center = value(logits.mean[..., None])
+
+    def sums(block: Tensor) -> tuple[Tensor, ...]:
+        away = value(place(block)) - center
+        if not logarithm:
+            away = torch.where(top, -away.masked_fill(top, 0.0).sum(1, keepdim=True), away)
+        found = away.sum(-1, keepdim=True), away.square().sum(-1, keepdim=True)
+        if logits.covariance is None:
+            return found
+        if logits.indices is not None:
+            away = away.gather(1, logits.indices[..., None].expand(-1, -1, away.shape[-1]))
+        return *found, away @ away.mT
+
+    found = [sums(block) for block in _blocks(points, logits.mean)]
+    first, second, *both = (torch.stack(v).sum(0) / points.shape[-1] for v in zip(*found, strict=True))
+    back = varies * (far * far).reciprocal()
+    mean = (center + back * first)[..., 0]
+    variance = (back * (second - first.square()).clamp_min(0))[..., 0]
+    if not both:
+        return HeadMoments(mean, variance, None)
+    if logits.indices is not None:
+        first = first.gather(1, logits.indices[..., None])
+    return HeadMoments(mean, variance, back * (both[0] - first * first.mT))
+
+
+def _log_softmax(z: Tensor, top: Tensor) -> Tensor:
+    """Log-softmax of z [n, K, N], to relative precision for a sure class too: the one that `top` marks."""
+    z = z - torch.where(top, z, 0.0).sum(1, keepdim=True)
+    highest = z.amax(1, keepdim=True)  # 0 or larger
+    others = (z - highest).exp().masked_fill(top, 0.0).sum(1, keepdim=True)
+    return z - (highest + torch.log1p(others + torch.expm1(-highest)))
+
+
+def _placed(logits: GaussianLogits, most: int) -> tuple[Placed, Tensor]:
+    """A function from points to logits, and at most so many points.
 
     Softmax sees differences of logits only, so what all have in common is taken out of the covariance first;
     and with two classes there is one difference, for which the points lie on a line.
     """
-    rows = max(_AT_ONCE // 64 // logits.n_classes, 1)
-    if logits.mean.shape[0] > rows and not torch.compiler.is_compiling():
-        return _joined([integrate(part) for part in logits.split(rows)])
     mean = logits.mean[..., None]
     if logits.n_classes == 2:
         difference, variance = (d[:, None] for d in logits.difference())
@@ -98,22 +176,32 @@ def integrate(logits: GaussianLogits) -> Averages:
             z = difference + step * e
             return torch.stack([torch.zeros_like(z), z], 1)
 
-        return average(on_line, _on_a_line(_POINTS_ON_A_LINE, mean.dtype).to(mean), logits.mean)
-    count = min(_POINTS_PER_CLASS * logits.n_classes, _MOST_POINTS) // 2 * 2
+        return on_line, _on_a_line(min(_POINTS_ON_A_LINE, most), mean.dtype).to(mean)
+    count = min(_POINTS_PER_CLASS * logits.n_classes, most) // 2 * 2
     points = _normal_points(logits.n_classes, count, mean.dtype).to(mean)
     std = safe_sqrt(logits.variance)[..., None]
     if logits.covariance is None:
-        return average(lambda e: mean + std * e, points, logits.mean)
+        return lambda e: mean + std * e, points
     if logits.indices is None:
         factor = _factor(_centred(logits.covariance), logits.n_classes - 1)
-        return average(lambda e: mean + torch.matmul(factor, e), points, logits.mean)
+        return lambda e: mean + torch.matmul(factor, e), points
     factor, chosen = _factor(logits.covariance), logits.indices
 
     def partly(e: Tensor) -> Tensor:
         together = torch.matmul(factor, e[chosen])
         return mean + (std * e).scatter(1, chosen[..., None].expand(together.shape), together)
 
-    return average(partly, points, logits.mean)
+    return partly, points
+
+
+def _blocks(points: Tensor, like: Tensor) -> tuple[Tensor, ...]:
+    """The points [..., N] in blocks that fit into memory, for logits [n, K]."""
+    count = points.shape[-1]
+    if torch.compiler.is_exporting():  # for any batch size: no block fits all of them
+        return (points,)
+    most = _AT_ONCE_COMPILED if torch.compiler.is_compiling() else _AT_ONCE
+    size = max(most // max(like.numel(), 1), 1)
+    return points.split(size, -1) if count > size else (points,)
 
 
 def _joined(parts: list[Averages]) -> Averages:
@@ -128,14 +216,8 @@ def average(values: Callable[[Tensor], Tensor], points: Tensor, like: Tensor) ->
     Probabilities too small for their type keep a logarithm: that of their largest value over the points.
     """
     count = points.shape[-1]
-    most = _AT_ONCE_COMPILED if torch.compiler.is_compiling() else _AT_ONCE
-    if torch.compiler.is_exporting():  # for any batch size: no block fits all of them
-        blocks: tuple[Tensor, ...] = (points,)
-    else:
-        size = max(most // max(like.numel(), 1), 1)
-        blocks = points.split(size, -1) if count > size else (points,)
     first, second, entropy, largest = [], [], [], []
-    for block in blocks:
+    for block in _blocks(points, like):
         z = values(block)
         z = (z - z.amax(1, keepdim=True)).clamp_min(torch.finfo(z.dtype).min / 4)  # classes masked by -inf
         weights = z.exp()
@@ -151,20 +233,6 @@ def average(values: Callable[[Tensor], Tensor], points: Tensor, like: Tensor) ->
     bound = torch.stack(largest).amax(0) - math.log(count)
     log_probs = torch.where(probs > tiny * 1e6, probs.clamp_min(tiny).log(), bound)
     return Averages(log_probs, squares, expected)
-
-
-def paper(logits: GaussianLogits) -> Averages:
-    """Daunizeau 2017 as in the paper: p_k ~ 1 / (2 - K + sum over l of 1 / E[sigmoid(z_k - z_l)]).
-
-    E[sigmoid] is approximated by the probit, and logits count as independent.
-    """
-    return Averages(log_probabilities(logits.mean, logits.variance, log_odds_probit))
-
-
-# how softmax can be averaged, by the name that `classify` takes
-METHODS: dict[str, Callable[[GaussianLogits], Averages]] = {
-    method.__name__: method for method in (integrate, paper)
-}
 
 
 def _centred(covariance: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from momentprop.predict.logits import METHODS, GaussianLogits, _factor, integrate
+from momentprop.gaussian.logits import GaussianLogits, _factor, integrate
+from momentprop.predict.classification import METHODS
 
 SAMPLES = 10**6
 
@@ -125,7 +126,7 @@ def test_nothing_is_nan(method: str, n_classes: int) -> None:
 def test_large_numbers_of_classes_run_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     mean, variance = torch.randn(2, 8, 1000)
     whole = integrate(GaussianLogits(mean, variance.exp()))
-    monkeypatch.setattr("momentprop.predict.logits._AT_ONCE", 2**15)
+    monkeypatch.setattr("momentprop.gaussian.logits._AT_ONCE", 2**15)
     blocks = integrate(GaussianLogits(mean, variance.exp()))
     torch.testing.assert_close(blocks.log_probs, whole.log_probs, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(blocks.entropy, whole.entropy, rtol=1e-4, atol=1e-4)
