@@ -6,7 +6,7 @@ Every claim of this library is measured against it, so it must be right first an
 - many samples run as one batch, within a memory budget;
 - masks are drawn as raw random bits, 32 per element: several times faster than `F.dropout`, exact to
   2^-32 in p, and the global generator is left alone;
-- moments are streamed (Chan, Golub & LeVeque 1983; Pebay 2008), so 10,000 samples need no memory.
+- moments are streamed, so 10,000 samples need no memory.
 """
 
 from __future__ import annotations
@@ -144,60 +144,46 @@ def _sampler(traced: Trace, uncertain: tuple[bool, ...], compile: bool) -> Sampl
 
 
 class Collector:
-    """Streams the first four moments of samples that arrive in batches."""
+    """Streams the first four moments of samples that arrive in batches, as sums of powers.
+
+    They are those of deviations from the first sample, in float64: near the mean, so that little cancels.
+    """
 
     def __init__(self, n_samples: int, keep: bool | None) -> None:
         self.n_samples, self.keep = n_samples, keep
         self.count = 0
         self.kept: list[Tensor] = []
-        self.moments: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
     def add(self, samples: Tensor) -> None:
-        if self.moments is None:
+        if self.count == 0:
             self.dtype = samples.dtype if samples.is_floating_point() else torch.get_default_dtype()
             size = samples[0].numel() * samples.element_size() * self.n_samples
             self.keep = size <= _KEEP if self.keep is None else self.keep
+            self.first = samples[0].to(torch.float64)
+            self.sums = [torch.zeros_like(self.first) for _ in range(4)]
         if self.keep:
             self.kept.append(samples)
-        x = samples.to(torch.float64)
-        n, mean = samples.shape[0], x.mean(0)
-        d = x - mean
-        batch = (mean, (d**2).sum(0), (d**3).sum(0), (d**4).sum(0))
-        self.moments = batch if self.moments is None else _merge(self.moments, self.count, batch, n)
-        self.count += n
+        d = samples.to(torch.float64) - self.first
+        for power, total in enumerate(self.sums, 1):
+            total += (d**power).sum(0)
+        self.count += samples.shape[0]
 
     def result(self) -> SampledMoments:
-        assert self.moments is not None
-        mean, m2, _, m4 = self.moments
         n = self.count
-        variance = m2 / (n - 1)
+        d, second, third, fourth = (total / n for total in self.sums)
+        central = (second - d**2).clamp_min(0)
+        m4 = fourth - 4 * d * third + 6 * d**2 * second - 3 * d**4
+        variance = central * (n / (n - 1))
         # Var(s^2) = (mu_4 - (n-3)/(n-1) sigma^4) / n
-        variance_error = ((m4 / n - (n - 3) / (n - 1) * variance**2).clamp_min(0) / n).sqrt()
+        variance_error = ((m4 - (n - 3) / (n - 1) * variance**2).clamp_min(0) / n).sqrt()
         return SampledMoments(
-            mean=mean.to(self.dtype),
+            mean=(self.first + d).to(self.dtype),
             variance=variance.to(self.dtype),
             n_samples=n,
             mean_error=(variance / n).sqrt().to(self.dtype),
             variance_error=variance_error.to(self.dtype),
             kept=torch.cat(self.kept) if self.keep else None,
         )
-
-
-def _merge(a: tuple[Tensor, ...], n_a: int, b: tuple[Tensor, ...], n_b: int) -> Any:
-    """Mean and central power sums of the union of two sets of samples (Pebay 2008, eq. 2.1-2.9)."""
-    n = n_a + n_b
-    d = b[0] - a[0]
-    mean = a[0] + d * (n_b / n)
-    m2 = a[1] + b[1] + d**2 * (n_a * n_b / n)
-    m3 = a[2] + b[2] + d**3 * (n_a * n_b * (n_a - n_b) / n**2) + 3 * d * (n_a * b[1] - n_b * a[1]) / n
-    m4 = (
-        a[3]
-        + b[3]
-        + d**4 * (n_a * n_b * (n_a**2 - n_a * n_b + n_b**2) / n**3)
-        + 6 * d**2 * (n_a**2 * b[1] + n_b**2 * a[1]) / n**2
-        + 4 * d * (n_a * b[2] - n_b * a[2]) / n
-    )
-    return mean, m2, m3, m4
 
 
 def _certain(value: Any, n_samples: int) -> Any:
