@@ -179,13 +179,10 @@ def classify(
     if isinstance(output, Tensor):
         return _of_samples(output[None], kind, dim)
     moments = output.to(torch.float32) if torch.finfo(output.dtype).bits == 16 else output
-    kind = _checked_kind(moments.mean, kind, dim)
-    if kind == "multiclass":
-        logits, restore = _class_last(moments, 1 if dim is None else dim)
-    else:
-        logits, restore = _against_zero(moments, kind)
-    found = METHODS[method](logits)
-    return _predictive(found, restore)
+    decisions = _Decisions.of(moments.mean, kind, dim)
+    rows = (decisions.rows(v) for v in (moments.mean, moments.variance))
+    known = _covariance(moments, decisions.dim) if decisions.kind == "multiclass" else ()
+    return _predictive(METHODS[method](GaussianLogits(*rows, *known)), decisions)
 
 
 def _refuse_probabilities(output: Any, kind: str | None, dim: int | None) -> None:
@@ -239,27 +236,54 @@ def _checked_kind(logits: Tensor, kind: str | None, dim: int | None) -> str:
     return kind
 
 
-Restore = Callable[[Tensor], Tensor]  # [n, K] -> [batch, K, ...], and [n] -> [batch, ...]
+@dataclass(frozen=True)
+class _Decisions:
+    """Says which decisions the logits of a shape make: each is a row of K logits."""
+
+    shape: torch.Size
+    kind: str
+    dim: int  # of the classes, where each decision is among several
+
+    @staticmethod
+    def of(logits: Tensor, kind: str | None, dim: int | None) -> _Decisions:
+        kind = _checked_kind(logits, kind, dim)
+        return _Decisions(logits.shape, kind, (1 if dim is None else dim) % max(logits.dim(), 1))
+
+    def rows(self, value: Tensor) -> Tensor:
+        """[..., *shape] -> [..., n, K]. sigmoid(z) is the softmax of (0, z): one logit becomes two."""
+        lead = value.dim() - len(self.shape)
+        if self.kind == "multiclass":
+            value = value.movedim(lead + self.dim, -1)
+            return value.reshape(*value.shape[:lead], -1, value.shape[-1])
+        flat = value.flatten(lead)
+        return torch.stack([torch.zeros_like(flat), flat], -1)
+
+    def restore(self, value: Tensor) -> Tensor:
+        """[n, K] -> [batch, K, ...], and [n] -> [batch, ...]."""
+        lead = list(self.shape)
+        if self.kind == "multiclass":
+            del lead[self.dim]
+        elif self.kind == "binary":
+            del lead[1:2]
+        return (
+            value.reshape(lead) if value.dim() == 1 else value.reshape(*lead, value.shape[-1]).movedim(-1, 1)
+        )
 
 
-def _class_last(moments: Moments, dim: int) -> tuple[GaussianLogits, Restore]:
-    """Logits [n, K], for every input and position."""
-    mean = moments.mean.movedim(dim, -1)
-    lead, k = mean.shape[:-1], mean.shape[-1]
-    covariance, indices = moments.covariance, moments.indices
-    if covariance is not None and covariance.shape[0] != moments.mean.shape[0]:
+def _covariance(moments: Moments, dim: int) -> tuple[Tensor | None, Tensor | None]:
+    """Return the covariance of the classes of each decision, and the indices of those that it is about."""
+    covariance, n = moments.covariance, moments.mean.shape[0]
+    if covariance is None:
+        return None, None
+    if covariance.shape[0] != n:
         raise ValueError(
             f"the covariance is that of {covariance.shape[0]} inputs, but the first dimension of the logits "
-            f"is {moments.mean.shape[0]}: classify needs the batch there"
+            f"is {n}: classify needs the batch there"
         )
-    positions = lead.numel() // max(moments.mean.shape[0], 1) if moments.mean.dim() > 2 else 1
-    if covariance is not None and positions != 1:
-        covariance = None if indices is not None else _at_positions(moments, dim)
-        indices = None
-    logits = GaussianLogits(
-        mean.reshape(-1, k), moments.variance.movedim(dim, -1).reshape(-1, k), covariance, indices
-    )
-    return logits, lambda v: v.reshape(lead) if v.dim() == 1 else v.reshape(*lead, k).movedim(-1, 1)
+    positions = moments.mean.numel() // max(n * moments.mean.shape[dim], 1) if moments.mean.dim() > 2 else 1
+    if positions == 1:
+        return covariance, moments.indices
+    return None if moments.indices is not None else _at_positions(moments, dim), None
 
 
 def _at_positions(moments: Moments, dim: int) -> Tensor:
@@ -272,40 +296,13 @@ def _at_positions(moments: Moments, dim: int) -> Tensor:
     return blocks.flatten(0, 1)
 
 
-def _against_zero(moments: Moments, kind: str) -> tuple[GaussianLogits, Restore]:
-    """sigmoid(z) is the softmax of (0, z): every logit becomes two."""
-    shape = moments.mean.shape
-    if kind == "binary" and len(shape) > 1 and shape[1] == 1:
-        shape = (shape[0], *shape[2:])  # type: ignore[assignment]
-    pairs = [
-        torch.stack([torch.zeros_like(v), v], -1)
-        for v in (moments.mean.flatten(), moments.variance.flatten())
-    ]
-    return GaussianLogits(
-        *pairs
-    ), lambda v: v.reshape(shape) if v.dim() == 1 else v.reshape(*shape, 2).movedim(-1, 1)
-
-
 def _of_samples(samples: Tensor, kind: str | None, dim: int | None) -> ClassPredictive:
     """The mixture over samples [T, *shape] of logits."""
-    kind = _checked_kind(samples[0], kind, dim)
-    if torch.finfo(samples.dtype).bits == 16:
-        samples = samples.float()
-    if kind == "multiclass":
-        moved = samples.movedim((1 if dim is None else dim % (samples.dim() - 1)) + 1, -1)
-        lead, k = moved.shape[1:-1], moved.shape[-1]
-        values = moved.reshape(moved.shape[0], -1, k)
-    else:
-        lead, k = samples.shape[1:], 2
-        if kind == "binary" and len(lead) > 1 and lead[1] == 1:
-            lead = torch.Size([lead[0], *lead[2:]])
-        flat = samples.flatten(1)
-        values = torch.stack([torch.zeros_like(flat), flat], -1)
+    decisions = _Decisions.of(samples[0], kind, dim)
+    values = decisions.rows(samples.float() if torch.finfo(samples.dtype).bits == 16 else samples)
     numbers = torch.arange(values.shape[0], device=values.device)
     found = average(lambda chosen: values[chosen].permute(1, 2, 0), numbers, values[0])
-    return _predictive(
-        found, lambda v: v.reshape(lead) if v.dim() == 1 else v.reshape(*lead, k).movedim(-1, 1)
-    )
+    return _predictive(found, decisions)
 
 
 def _as_logits(output: SampledMoments) -> Tensor:
@@ -327,8 +324,8 @@ def _of_head(own: int | None, output: Tensor, kind: str | None, dim: int | None)
     return kind or ("binary" if _kind(output, None) == "binary" else "multilabel"), dim
 
 
-def _predictive(found: Averages, restore: Restore) -> ClassPredictive:
-    variance = None
+def _predictive(found: Averages, decisions: _Decisions) -> ClassPredictive:
+    restore, variance = decisions.restore, None
     if found.second is not None:
         variance = restore((found.second - (2 * found.log_probs).exp()).clamp_min(0))
     entropy = None if found.entropy is None else restore(found.entropy)
