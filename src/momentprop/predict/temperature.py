@@ -34,7 +34,7 @@ class Temperature(Record):
     def fit(cls, log_probs: Tensor, target: Tensor) -> Temperature:
         """The temperature of least negative log likelihood on held-out data.
 
-        The likelihood is convex in 1 / T, so Newton's method inside a bracket finds the one minimum. It is
+        The likelihood is convex in 1 / T, so bisection finds the one minimum. It is
         sought between 0.01 and 100 and may be the bound itself: 0.01 if every target is the most probable
         label, 100 if the probabilities say less than nothing. If T makes no difference it is 1.
 
@@ -69,28 +69,18 @@ def _least_slope(values: Tensor, chosen: Tensor) -> float:
     """The inverse temperature at which the likelihood's slope is zero, or the bound nearest to it."""
     finite = values.clamp_min(torch.finfo(values.dtype).min)  # 0 * -inf would be NaN
 
-    def derivatives(beta: float) -> tuple[float, float]:
-        p = torch.softmax(values * beta, dim=1)
-        mean = (p * finite).sum(1, keepdim=True)
-        spread = (p * torch.where(p > 0, finite - mean, 0.0).square()).sum(1)
-        return (mean.squeeze(1) - chosen).mean().item(), spread.mean().item()
+    def slope(beta: float) -> float:
+        mean = (torch.softmax(values * beta, dim=1) * finite).sum(1)
+        return (mean - chosen).mean().item()
 
-    low, high, beta, last = 1 / _HOTTEST, 1 / _COLDEST, 1.0, math.inf
-    if derivatives(beta)[0] == 0:
-        return beta
-    if derivatives(low)[0] >= 0:
+    low, high = 1 / _HOTTEST, 1 / _COLDEST
+    if slope(1.0) == 0:
+        return 1.0
+    if slope(low) >= 0:
         return low
-    if derivatives(high)[0] <= 0:
+    if slope(high) <= 0:
         return high
-    for _ in range(200):
-        slope, curvature = derivatives(beta)
-        if slope == 0:
-            break
-        low, high = (low, beta) if slope > 0 else (beta, high)
-        step = beta - slope / curvature if curvature > 0 else math.inf
-        if not low < step < high or abs(slope) > last / 10:  # outside, or Newton is slow here
-            step = math.sqrt(low * high)
-        if abs(step - beta) <= 1e-13 * beta:
-            break
-        beta, last = step, abs(slope)
-    return beta
+    while high > low * (1 + 1e-13):
+        beta = math.sqrt(low * high)
+        low, high = (low, beta) if slope(beta) > 0 else (beta, high)
+    return math.sqrt(low * high)
