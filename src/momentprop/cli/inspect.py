@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from momentprop.cli.failure import reported
+from momentprop.cli.tables import print_table
 from momentprop.exports.interface import Port
 from momentprop.exports.metadata import Metadata
 
@@ -36,12 +33,7 @@ def show(path: Path, metadata: Metadata, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"file": str(path), "bytes": size} | metadata.to_dict(), indent=2))
         return
-    table = Table(show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for title, text in _rows(path, size, metadata):
-        table.add_row(title, escape(text))
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    print_table("", (), _rows(path, size, metadata), names=2)
 
 
 def _rows(path: Path, size: int, metadata: Metadata) -> list[tuple[str, str]]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 import momentprop.rules  # noqa: F401  (registers the rules)
 from momentprop import tiers
+from momentprop.cli.tables import print_table
 from momentprop.rules.registry import RULES, Rule
 
 
@@ -41,11 +40,5 @@ def ops(
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    table = Table(
-        "operator", "tier", "exactness", "reference", title=f"{len(rows)} rule{'s' * (len(rows) > 1)}"
-    )
-    table.columns[0].no_wrap = True
-    for row in rows:
-        table.add_row(*row.values())
-    # one line per operator for grep, where there is no screen to fit
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    title = f"{len(rows)} rule{'s' * (len(rows) > 1)}"
+    print_table(title, list(rows[0]), [list(row.values()) for row in rows], names=4)

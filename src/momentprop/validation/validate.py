@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from momentprop.capture.trace import Trace
 from momentprop.errors import InputError
 from momentprop.validation.comparison import Methods, add_novelty, compare
 from momentprop.validation.findings import MC, PLAIN, SAVED
@@ -96,19 +98,20 @@ def validate(
             module.training = mode
 
 
+@dataclass
 class _Validation:
-    def __init__(
-        self,
-        model: nn.Module,
-        inputs: Inputs,
-        task: str,
-        output: int,
-        n_samples: int,
-        seed: int,
-        tell: Progress,
-    ) -> None:
-        self.model, self.inputs, self.task = model, inputs, task
-        self.output, self.n_samples, self.seed, self.tell = output, n_samples, seed, tell
+    """One run: what it is about, and what it has found so far."""
+
+    model: nn.Module
+    inputs: Inputs
+    task: str
+    output: int
+    n_samples: int
+    seed: int
+    tell: Progress
+    trace: Trace = field(init=False)
+    networks: dict[str, nn.Module] = field(init=False)
+    layout: Layout = field(init=False)
 
     def run(
         self,
@@ -124,7 +127,7 @@ class _Validation:
         self.tell("converting", 0, 1)
         made = convert_tiers(self.model, self.inputs, tiers, unsupported)
         self.trace = made.trace
-        self.networks: dict[str, nn.Module] = dict(made.networks)
+        self.networks = dict(made.networks)
         if saved is not None:
             self.networks[SAVED] = saved
         _, head = output_of(self.trace, self.output)
@@ -220,17 +223,8 @@ class _Validation:
         return {name: predict(n, inputs, self.layout, self.output) for name, n in networks.items()}
 
     def _sampled(self, inputs: Inputs, n_samples: int, stage: str) -> Sampled:
-        tell = partial(self.tell, stage)
-        return sample(
-            self.model,
-            self.trace,
-            inputs,
-            self.layout,
-            n_samples,
-            self.seed,
-            output=self.output,
-            progress=tell,
-        )
+        where: dict[str, Any] = {"output": self.output, "progress": partial(self.tell, stage)}
+        return sample(self.model, self.trace, inputs, self.layout, n_samples, self.seed, **where)
 
     def _sampled_novel(self, novel: Inputs) -> Sampled | None:
         """Return None if interrupted before there was anything: the rest is worth a report all the same."""
