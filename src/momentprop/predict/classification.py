@@ -346,9 +346,4 @@ def _mixture(members: list[ClassPredictive]) -> ClassPredictive:
     return mixed
 
 
-pytree.register_pytree_node(
-    ClassPredictive,
-    lambda p: ([p.log_probs, p.probs_variance, p.expected_entropy], None),
-    lambda values, _: ClassPredictive(*values),
-    serialized_type_name="momentprop.ClassPredictive",
-)
+pytree.register_dataclass(ClassPredictive, serialized_type_name="momentprop.ClassPredictive")

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from momentprop.gaussian.lattice import spread_out
-from momentprop.moments import Jumps, Moments
+from momentprop.moments import Moments
 from momentprop.predict.classification import check_one_output
 from momentprop.sample import SampledMoments
 
@@ -271,19 +272,11 @@ def _halves(output: Any) -> tuple[Any, Any]:
     if size % 2:
         raise ValueError(f"the last dimension holds means and log variances: it must be even, not {size}")
 
-    def part(start: int) -> Any:
-        if isinstance(output, SampledMoments):
-            cut = output.samples.narrow(-1, start, size // 2)
-            return SampledMoments(cut.mean(0), cut.var(0), n_samples=len(cut), kept=cut)
-        if isinstance(output, Moments):
-            found = output.jumps
-            values = [output.mean, output.variance]
-            values += [] if found is None else [found.effects, found.probabilities]
-            mean, variance, *jumps = (v.narrow(-1, start, size // 2) for v in values)
-            return Moments(mean, variance, jumps=Jumps(*jumps) if jumps else None)
-        return output.narrow(-1, start, size // 2)
-
-    return part(0), part(size // 2)
+    if isinstance(output, Moments) and not isinstance(output, SampledMoments):
+        output = Moments(output.mean, output.variance, jumps=output.jumps)  # what has outputs last
+    halves = (partial(Tensor.narrow, dim=-1, start=start, length=size // 2) for start in (0, size // 2))
+    mean, log_noise = (pytree.tree_map_only(Tensor, half, output) for half in halves)
+    return mean, log_noise
 
 
 def _heteroscedastic(mean: Any, log_noise: Any) -> RegressionPredictive:
@@ -313,9 +306,4 @@ def _mixed(members: list[RegressionPredictive]) -> RegressionPredictive:
     return RegressionPredictive(means, epistemics, aleatorics, weights)
 
 
-pytree.register_pytree_node(
-    RegressionPredictive,
-    lambda p: ([p.means, p.epistemics, p.aleatorics, p.weights], None),
-    lambda values, _: RegressionPredictive(*values),
-    serialized_type_name="momentprop.RegressionPredictive",
-)
+pytree.register_dataclass(RegressionPredictive, serialized_type_name="momentprop.RegressionPredictive")
