@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -15,31 +14,16 @@ from momentprop.cli.failure import reported
 from momentprop.cli.inspect import show
 from momentprop.cli.models import ModelError, build_model, is_saved, parse_example
 
-
-class Format(StrEnum):
-    onnx = "onnx"
-    pt2 = "pt2"
-    aoti = "aoti"
-
-
-class Tier(StrEnum):
-    auto = "auto"
-    paper = "paper"
-    fast = "fast"
-    accurate = "accurate"
-
-
-class Outputs(StrEnum):
-    moments = "moments"
-    classification = "classification"
-    regression = "regression"
+Format = Literal["onnx", "pt2", "aoti"]
+Tier = Literal["auto", "paper", "fast", "accurate"]
+Outputs = Literal["moments", "classification", "regression"]
 
 
 def export(
     model: Annotated[str, typer.Argument(help="package.module:factory, or a .pt2 file that mp.save wrote.")],
     format: Annotated[
         Format, typer.Option(help="ONNX, a torch.export archive, or a compiled package.")
-    ] = Format.onnx,
+    ] = "onnx",
     to: Annotated[Path | None, typer.Option(help="The file. Default: model.onnx or model.pt2 here.")] = None,
     weights: Annotated[
         Path | None, typer.Option(help="Safetensors, or a state_dict that torch.load reads.")
@@ -50,8 +34,8 @@ def export(
             help="Shape of an input without the batch: 3,32,32. Several with ';', indices int64:12."
         ),
     ] = "",
-    fidelity: Annotated[Tier, typer.Option(help="Tier of rules.")] = Tier.auto,
-    outputs: Annotated[Outputs, typer.Option(help="ONNX: what the file returns.")] = Outputs.moments,
+    fidelity: Annotated[Tier, typer.Option(help="Tier of rules.")] = "auto",
+    outputs: Annotated[Outputs, typer.Option(help="ONNX: what the file returns.")] = "moments",
     select: Annotated[
         str | None, typer.Option(help="ONNX: which of several outputs, by name or position.")
     ] = None,
@@ -69,23 +53,23 @@ def export(
     from momentprop.exports.archive import compile_package, save
     from momentprop.exports.onnx import export_onnx
 
-    path = to or Path("model.onnx" if format is Format.onnx else "model.pt2")
+    path = to or Path("model.onnx" if format == "onnx" else "model.pt2")
     texts: dict[str, Any] = {"note": note, "preprocessing": preprocessing}
-    onnx_only = {"--outputs": outputs is not Outputs.moments, "--select": select is not None}
+    onnx_only = {"--outputs": outputs != "moments", "--select": select is not None}
     onnx_only |= {"--noise-variance": noise_variance is not None, "--level": level is not None}
     onnx_only |= {"--opset": opset is not None}
     with reported("export"):
         given = [name for name, is_given in onnx_only.items() if is_given]
-        if given and format is not Format.onnx:
+        if given and format != "onnx":
             raise ValueError(f"{', '.join(given)} is for --format onnx")
         network = _network(model, weights, example, fidelity)
-        if format is Format.onnx:
+        if format == "onnx":
             known = {"noise_variance": noise_variance, "level": level, "opset": opset}
             options = texts | {key: value for key, value in known.items() if value is not None}
             chosen = int(select) if select is not None and select.isdigit() else select
-            metadata = export_onnx(network, path, outputs.value, select=chosen, verify=verify, **options)
+            metadata = export_onnx(network, path, outputs, select=chosen, verify=verify, **options)
         else:
-            metadata = (save if format is Format.pt2 else compile_package)(network, path, **texts)
+            metadata = (save if format == "pt2" else compile_package)(network, path, **texts)
         show(path, metadata, as_json)
 
 
@@ -95,7 +79,7 @@ def _network(model: str, weights: Path | None, example: str, fidelity: Tier) -> 
     from momentprop.exports.archive import load, read_description
 
     if is_saved(model):
-        if weights is not None or example or fidelity is not Tier.auto:
+        if weights is not None or example or fidelity != "auto":
             raise ModelError("a saved network has its weights, inputs and tier: leave out these options")
         if read_description(model).kind == "aoti":
             raise ModelError(f"{model} is machine code, which cannot be exported again")
@@ -105,7 +89,7 @@ def _network(model: str, weights: Path | None, example: str, fidelity: Tier) -> 
     built, inputs = build_model(model, weights), parse_example(example)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always", FidelityNote)
-        network = convert(built, inputs, fidelity.value)
+        network = convert(built, inputs, fidelity)
     for note in notes:
         Console(stderr=True).print(str(note.message), markup=False)
     return network
