@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
@@ -42,25 +41,15 @@ def per_sample(
         return None
     try:
         program = PerSample(trace, random, rules, wanted, shared)
-        program(*state, *_examples(trace, random, device_of(state)))
+        uncertain = [node in random for node in trace.input_nodes]
+        tensors = trace.signature.tensors(uncertain, device_of(state), batch=2)
+        program(*state, *trace.signature.joined(tensors, uncertain))
     except Exception as error:
         raise CovarianceError(
             f"samples of the batch share noise, and cannot be taken one by one ({error}):\n"
             f"  {place_of(shared[0])}"
         ) from error
     return program
-
-
-def _examples(trace: Trace, random: set[fx.Node], device: torch.device) -> list[Any]:
-    """Inputs of a batch of two, uncertain where those of the network are."""
-    signature, found = trace.signature, []
-    for node, value, batched in zip(trace.input_nodes, signature.examples, signature.batched, strict=True):
-        example = value
-        if isinstance(value, Tensor):
-            shape = [2, *value.shape[1:]] if batched else value.shape
-            example = torch.zeros(shape, dtype=value.dtype, device=device)
-        found.append(Moments(example, torch.ones_like(example)) if node in random else example)
-    return found
 
 
 def _dependent(trace: Trace) -> set[fx.Node]:
@@ -85,8 +74,6 @@ class PerSample(nn.Module):
         for node in copy.graph.nodes:
             if node.target is aten.sym_size.int:  # which vmap does not know
                 node.target = _size
-            elif node.target is aten.layer_norm.default and node.name not in names:
-                node.target = _layer_norm
         own = {node.name: Layout(1, size_of_one(_first(node)), False) for node in shared}
         marked = {node for node in copy.graph.nodes if node.name in names}
         layouts = wanted.layouts
@@ -142,18 +129,6 @@ def _next(value: Any, rest: Any) -> Any:
 
 def _size(x: Any, dim: int) -> Any:
     return x.shape[dim]
-
-
-def _layer_norm(
-    x: Tensor, shape: list[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
-) -> Tensor:
-    """Write layer norm out, so that the batch stays free: vmap fixes its size in the operator."""
-    if not torch.compiler.is_exporting():
-        return F.layer_norm(x, shape, weight, bias, eps)
-    variance, mean = torch.var_mean(x, list(range(-len(shape), 0)), correction=0, keepdim=True)
-    out = (x - mean) * torch.rsqrt(variance + eps)
-    out = out if weight is None else out * weight
-    return out if bias is None else out + bias
 
 
 def _first(node: fx.Node) -> Any:

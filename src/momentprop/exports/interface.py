@@ -112,9 +112,9 @@ class Call:
         args, kwargs = opened(rebuild(self.tree, leaf))
         leaves, spec = pytree.tree_flatten((args, kwargs))
         order = iter(self.inputs)
-        batched = tuple(next(order).batched if isinstance(v, Tensor) else False for v in leaves)
-        order = iter(self.inputs)
-        integers = tuple(next(order).integers() if isinstance(v, Tensor) else None for v in leaves)
+        ports = [next(order) if isinstance(v, Tensor) else None for v in leaves]
+        batched = tuple(port is not None and port.batched for port in ports)
+        integers = tuple(None if port is None else port.integers() for port in ports)
         return Signature(len(args), tuple(kwargs), self.positional, spec, tuple(leaves), batched, integers)
 
     @property

@@ -88,13 +88,4 @@ class Metadata:
 
 def as_report(report: Any) -> Any:
     """A report as JSON values: what its `to_dict` gives, a dictionary, or text."""
-    value = report.to_dict() if hasattr(report, "to_dict") else report
-    return _plain(value)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return plain(value)
+    return plain(report.to_dict() if hasattr(report, "to_dict") else report)

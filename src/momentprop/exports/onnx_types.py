@@ -14,7 +14,8 @@ from torch import Tensor, fx, nn
 from torch.fx import traceback
 from torch.utils import _pytree as pytree
 
-from momentprop.graph.private import FakeTensor, OpOverload, enable_python_dispatcher
+from momentprop.graph.edit import fake_mode
+from momentprop.graph.private import OpOverload, enable_python_dispatcher
 
 
 class PromotedModule(fx.GraphModule):
@@ -35,8 +36,7 @@ def promoted(module: fx.GraphModule) -> fx.GraphModule:
         return module
     nodes, table = list(module.graph.nodes), TypePromotionTable()
     values = {node: node.meta.get("val") for node in nodes}
-    fakes = (v for v in pytree.tree_leaves(list(values.values())) if isinstance(v, FakeTensor))
-    mode = next((v.fake_mode for v in fakes), None)
+    mode = fake_mode(list(values.values()))
     if mode is None:
         return module
     interpreter = _TypePromotionInterpreter(module, table)

@@ -18,34 +18,18 @@ import torch
 from torch import Tensor
 
 # FX nodes call operators, whose types have no public name: rules are registered for an overload.
-from torch._decomp import core_aten_decompositions, decomposition_table  # operators in terms of simpler ones
+from torch._decomp import decomposition_table  # operators in terms of simpler ones
 from torch._dispatch.python import enable_python_dispatcher  # kernels for symbolic shapes
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor  # a node's shape and dtype without its values
 
-__all__ = [
-    "EXPORTING",
+__all__ = [  # what others import from here, though it comes from torch
     "FakeTensor",
     "HigherOrderOperator",
     "OpOverload",
     "OpOverloadPacket",
-    "collate_with",
-    "compile_package",
-    "constant_result",
-    "core_aten_decompositions",
     "decomposition_table",
     "enable_python_dispatcher",
-    "export_for_one_thread",
-    "forget_compiled",
-    "has_kernel",
-    "import_tracer",
-    "in_dispatch_mode",
-    "is_batched",
-    "load_package",
-    "package_runner",
-    "static_shapes",
-    "without_autograd_cache",
-    "without_overrides",
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -69,13 +53,6 @@ def constant_result(function: Function) -> Function:
     """torch.compiler.assume_constant_result, which imports the whole compiler: a second at every start."""
     setattr(function, "_dynamo_marked_constant", True)  # noqa: B010  (a function has no such attribute)
     return function
-
-
-def load_package(path: str) -> Any:
-    """A package of machine code as a function, by torch's own loader in Python."""
-    from torch._inductor import aoti_load_package
-
-    return aoti_load_package(path)
 
 
 def package_runner(path: str) -> Any:
@@ -110,23 +87,6 @@ def is_batched(tensor: Tensor) -> bool:
 def without_overrides() -> AbstractContextManager[Any]:
     """Keep tensor subclasses from being asked about operators."""
     return torch._C.DisableTorchFunction()
-
-
-def static_shapes() -> AbstractContextManager[Any]:
-    """Compile code for one size each, so that code for varying sizes is not what is timed."""
-    return torch._dynamo.config.patch(automatic_dynamic_shapes=False)
-
-
-def forget_compiled() -> None:
-    """Forget compiled code: that for other sizes counts against dynamo's limit for one function."""
-    torch._dynamo.reset()
-
-
-def without_autograd_cache() -> AbstractContextManager[Any]:
-    """Switch the cache of compiled graphs off: it knows operators by name, not by what they compute."""
-    from torch._functorch import config
-
-    return config.patch(enable_autograd_cache=False)
 
 
 # torch.export is not made for several threads: one that exports while another does finds, and may leave

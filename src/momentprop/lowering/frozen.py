@@ -8,6 +8,7 @@ any batch size, and every operator whose inputs are constants gives way to its r
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -142,7 +143,7 @@ def folded(module: fx.GraphModule) -> fx.GraphModule:
     kept: dict[str, Any] = {}
     for node in list(graph.nodes):
         if node.op == "get_attr":
-            value = _attribute(module, str(node.target))
+            value = operator.attrgetter(str(node.target))(module)
             kept[str(node.target)] = value
             if isinstance(value, Tensor):
                 known[node] = value
@@ -165,8 +166,7 @@ def folded(module: fx.GraphModule) -> fx.GraphModule:
             for user in users:
                 user.replace_input_with(node, constant)
     graph.eliminate_dead_code()
-    used = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
-    return fx.GraphModule({name: value for name, value in kept.items() if name in used}, graph, "Frozen")
+    return fx.GraphModule(kept, graph, "Frozen")  # what is read in it
 
 
 def _is_constant(node: fx.Node, known: dict[fx.Node, Any]) -> bool:
@@ -181,10 +181,3 @@ def _size(value: Any) -> int:
     if isinstance(value, (list, tuple)):
         return sum(map(_size, value))
     return math.prod(value.shape) if isinstance(value, Tensor) else 0
-
-
-def _attribute(module: nn.Module, name: str) -> Any:
-    value: Any = module
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value

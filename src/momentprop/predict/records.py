@@ -33,7 +33,9 @@ def plain(value: Any) -> Any:
     """Write a value as strict JSON knows it: tensors as lists, infinity as "inf", NaN as null."""
     if isinstance(value, Tensor):
         value = value.tolist()
-    if isinstance(value, list):
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from momentprop.graph import private
+from momentprop_reproduction.benchmarking import private
 from momentprop_reproduction.benchmarking.methods import Method
 from momentprop_reproduction.benchmarking.programs import Setting
 from momentprop_reproduction.benchmarking.runtimes import prepare

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from momentprop.exports.onnx_runtime import check_onnx, open_session, silent_exporter
-from momentprop.graph import private
+from momentprop.graph.private import compile_package
 from momentprop.lowering.flat_export import export_flat, quiet
 from momentprop.lowering.free_batch import Positional
 from momentprop.lowering.inductor import OPTIONS
+from momentprop_reproduction.benchmarking import private
 
 Program = Callable[[Sequence[Tensor]], Sequence[Any]]
 
@@ -41,7 +42,7 @@ def packaged(module: nn.Module, inputs: Sequence[Tensor], dynamic: Sequence[Any]
     if not path.exists():
         with quiet(), torch.no_grad():
             program = exported(module, inputs, dynamic)
-            private.compile_package(program, os.fspath(path), OPTIONS)
+            compile_package(program, os.fspath(path), OPTIONS)
     loaded = private.load_package(os.fspath(path))
 
     def run(tensors: Sequence[Tensor]) -> Sequence[Any]:

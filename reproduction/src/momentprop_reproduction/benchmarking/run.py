@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from momentprop.graph import private
+from momentprop_reproduction.benchmarking import private
 from momentprop_reproduction.benchmarking.memory import peaks
 from momentprop_reproduction.benchmarking.methods import PLAIN, Method
 from momentprop_reproduction.benchmarking.programs import Setting

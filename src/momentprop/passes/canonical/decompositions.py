@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from momentprop.capture.attention import ATTENTION, spell_out_attention
 from momentprop.graph.edit import Editor, fake_mode
 from momentprop.graph.place import DECOMPOSED
-from momentprop.graph.private import OpOverload, core_aten_decompositions, decomposition_table
+from momentprop.graph.private import OpOverload, decomposition_table
 from momentprop.graph.reach import creates_noise
 from momentprop.graph.schema import inputs_of, pass_by_position
 from momentprop.passes.canonical.expansions import EXPANSIONS
@@ -91,7 +91,7 @@ def _decomposition(op: Any) -> Callable[..., Any] | None:
         return EXPANSIONS[op]
     if op._can_decompose():
         return op.decompose
-    return core_aten_decompositions().get(op) or decomposition_table.get(op)
+    return decomposition_table.get(op)
 
 
 def substitute(graph: fx.Graph, node: fx.Node, expansion: fx.Graph) -> None:
