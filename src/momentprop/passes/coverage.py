@@ -73,6 +73,8 @@ def _reason(node: fx.Node, creates: bool, random: set[fx.Node], rules: Lookup) -
     rule = rules.find(node.target)
     if rule is None:
         return "draws random numbers and has no rule" if creates else "has no rule"
+    if rule.role is Role.SHAPE and any(_is_value(user) for user in node.users):
+        return "only its indices have a rule, and its values are used"
     if creates and not rule.role.creates_noise:
         return "draws random numbers, which its rule does not cover"
     if rules.linear and not (rule.elementwise or is_linearized(node, rule)):
@@ -83,6 +85,11 @@ def _reason(node: fx.Node, creates: bool, random: set[fx.Node], rules: Lookup) -
         return None
     arguments = bind(rule.op, node.args, node.kwargs)
     return rule.refuses(arguments, frozenset(k for k, v in arguments.items() if _holds(v, random)))
+
+
+def _is_value(user: fx.Node) -> bool:
+    """Say whether a node takes numbers, and not indices, out of several results."""
+    return user.target is operator.getitem and is_number(user.meta.get("val"))
 
 
 def _holds(value: object, nodes: set[fx.Node]) -> bool:

@@ -13,7 +13,8 @@ import torch
 from torch import fx
 
 from momentprop.graph.edit import Editor
-from momentprop.graph.ops import ADAPTIVE_MAX_POOLS, MAX_POOLS, MAX_POOLS_WITH_INDICES
+from momentprop.graph.ops import ADAPTIVE_MAX_POOLS, MAX_POOLS_WITH_INDICES
+from momentprop.passes.canonical.adaptive_pooling import adaptive_pool
 from momentprop.passes.runner import Pass
 
 aten = torch.ops.aten
@@ -44,15 +45,8 @@ def _same_arguments(op: Any) -> Reader:
 
 
 def _adaptive_pool(op: Any) -> Reader:
-    """Pool by windows that are all of one size, where sizes are known and divide."""
-
     def read(edit: Editor, source: Any, node: fx.Node) -> fx.Node | None:
-        value: Any = source.args[0]
-        n = MAX_POOLS[op]
-        sizes, counts = value.meta["val"].shape[-n:], node.meta["val"].shape[-n:]
-        if not all(isinstance(s, int) and s % c == 0 for s, c in zip(sizes, counts, strict=True)):
-            return None
-        return edit.op(op, value, [s // c for s, c in zip(sizes, counts, strict=True)])
+        return adaptive_pool(op, edit, source, node.meta["val"])
 
     return read
 
