@@ -25,7 +25,7 @@ class Report(Findings):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON: infinity as "inf", NaN as null."""
-        found: dict[str, Any] = _plain(dataclasses.asdict(self))
+        found: dict[str, Any] = plain(dataclasses.asdict(self))
         found["thresholds"] = {name: dataclasses.asdict(limits) for name, limits in GRADES.items()}
         return found
 
@@ -70,11 +70,3 @@ def _aligned(rows: list[list[str]]) -> list[str]:
         )
         for row in rows
     ]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return plain(value)
