@@ -15,7 +15,7 @@ import momentprop as mp
 from momentprop.exports import verification
 from momentprop.exports.heads import head_of
 from momentprop.exports.program import program_of
-from momentprop.exports.rounding import rounded
+from momentprop.exports.verification import rounded
 from small import mlp
 
 onnx = pytest.importorskip("onnx", reason="comes with the extra onnx")

@@ -19,7 +19,7 @@ from momentprop.errors import CovarianceError
 from momentprop.graph.edit import fake_mode
 from momentprop.graph.place import place_of
 from momentprop.moments import Moments, is_moments, mean_of
-from momentprop.passes.linear_parts import is_linearized
+from momentprop.passes.coverage import is_linearized
 from momentprop.rules.facts import carried
 from momentprop.rules.families import once
 from momentprop.rules.linearization import Linearization, Propagated, residual, scaled

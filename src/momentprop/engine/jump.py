@@ -48,7 +48,7 @@ from momentprop.engine import pairs
 from momentprop.engine.fused import Fused, is_lone_dropout
 from momentprop.gaussian.normal import safe_sqrt
 from momentprop.moments import Moments, is_moments, mean_of
-from momentprop.passes.linear_parts import is_linearized
+from momentprop.passes.coverage import is_linearized
 from momentprop.rules.linearization import Linearization, Propagated, Scaled, Spread, mapped, source
 from momentprop.rules.registry import RULES, Role, Rule
 

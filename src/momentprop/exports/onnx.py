@@ -19,9 +19,8 @@ from momentprop.exports.metadata import Metadata
 from momentprop.exports.onnx_decompose import FunctionalProgram
 from momentprop.exports.onnx_names import name_values, named_inputs
 from momentprop.exports.onnx_operators import Translations, short_translations, stable_translations
-from momentprop.exports.onnx_phases import stride_convolutions
 from momentprop.exports.onnx_runtime import check_onnx, silent_exporter
-from momentprop.exports.onnx_tidy import tidy
+from momentprop.exports.onnx_tidy import stride_convolutions, tidy
 from momentprop.exports.program import Program, program_of
 from momentprop.exports.verification import Agreement, verify_onnx
 from momentprop.lowering.flat_export import quiet

@@ -1,23 +1,27 @@
-"""Finds what noise reaches, and every operator among that which has no rule."""
+"""Finds what noise reaches, every operator among that which has no rule, and rules without a linear part."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from momentprop.errors import Place
 from momentprop.graph.place import place_of
 from momentprop.graph.reach import creates_noise, is_number, reach, values_of
 from momentprop.graph.schema import bind
-from momentprop.passes.linear_parts import is_linearized
+from momentprop.moments import Moments
 from momentprop.rules.registry import Lookup, Role, Rule
 
 FALLBACK, RULE = "fallback", "rule"  # what a node's meta says: stand_ins/unsupported.py
 QUADRATURE = "quadrature"  # a fallback that nobody has to ask for
+_LINEAR: WeakKeyDictionary[Rule, bool] = WeakKeyDictionary()  # a rule answers alike wherever it is used
 
 
 @dataclass(frozen=True)
@@ -94,3 +98,44 @@ def _is_value(user: fx.Node) -> bool:
 
 def _holds(value: object, nodes: set[fx.Node]) -> bool:
     return any(isinstance(leaf, fx.Node) and leaf in nodes for leaf in pytree.tree_leaves(value))
+
+
+def is_linearized(node: fx.Node, rule: Rule) -> bool:
+    """Say whether the rule tells how deviations pass the node: it is asked, on tensors without values."""
+    if rule.role is Role.SHAPE:
+        return True
+    if rule not in _LINEAR:
+        _LINEAR[rule] = _asked(node, rule)
+    return _LINEAR[rule]
+
+
+def _asked(node: fx.Node, rule: Rule) -> bool:
+    def value(n: fx.Node) -> Any:
+        return pytree.tree_map_only((Tensor, torch.SymInt), _example, n.meta.get("val"))
+
+    def moments(n: fx.Node) -> Any:
+        return pytree.tree_map_only(Tensor, _random, value(n))
+
+    try:
+        with torch.no_grad():
+            first = fx.map_arg(node.args[:1], moments)
+            rest, kwargs = fx.map_arg((node.args[1:], node.kwargs), value)
+            return rule.propagate(*first, *rest, **kwargs).linearize is not None
+    except Exception:  # whatever is wrong shows when its gain is derived, or when the network runs
+        return not (rule.elementwise and node.args and isinstance(node.args[0], fx.Node))
+
+
+def _example(value: Any) -> Any:
+    """Stand in for what was traced, with the sizes of the example inputs and without values."""
+    if isinstance(value, Tensor):
+        return torch.empty([_size(n) for n in value.shape], dtype=value.dtype, device="meta")
+    return _size(value)
+
+
+def _size(size: Any) -> int:
+    hint = size if isinstance(size, int) else size.node.hint
+    return 2 if hint is None else int(hint)
+
+
+def _random(value: Tensor) -> Any:
+    return Moments(value, torch.ones_like(value)) if value.is_floating_point() else value

@@ -5,6 +5,7 @@ Only operators that need it are decomposed: decomposing a whole graph erases or 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,9 +20,10 @@ from momentprop.graph.place import DECOMPOSED
 from momentprop.graph.private import OpOverload, decomposition_table
 from momentprop.graph.reach import creates_noise
 from momentprop.graph.schema import inputs_of, pass_by_position
-from momentprop.passes.canonical.expansions import EXPANSIONS
 from momentprop.passes.coverage import analyze
 from momentprop.rules.registry import Lookup
+
+aten = torch.ops.aten
 
 _VALUES = (Tensor, torch.SymInt)
 _DEPTH = 8  # decompositions within decompositions
@@ -87,8 +89,8 @@ def traced(
 def _decomposition(op: Any) -> Callable[..., Any] | None:
     if not isinstance(op, OpOverload):
         return None
-    if op in EXPANSIONS:
-        return EXPANSIONS[op]
+    if op in _EXPANSIONS:
+        return _EXPANSIONS[op]
     if op._can_decompose():
         return op.decompose
     return decomposition_table.get(op)
@@ -102,3 +104,74 @@ def substitute(graph: fx.Graph, node: fx.Node, expansion: fx.Graph) -> None:
     with edit.at(node):
         output = edit.inline(expansion, inputs_of(node))
     edit.replace(node, output)
+
+
+# What PyTorch does not decompose into operators with rules --------------------------------------------------
+
+
+def _cosine_similarity(x: Tensor, y: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    lengths = [torch.linalg.vector_norm(v, dim=dim).clamp_min(eps) for v in (x, y)]
+    return (x * y).sum(dim) / (lengths[0] * lengths[1])
+
+
+def _bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    out = ((x @ weight.movedim(0, -2).flatten(1)).unflatten(-1, (weight.shape[0], -1)) * y[..., None, :]).sum(
+        -1
+    )
+    return out if bias is None else out + bias
+
+
+def _logaddexp(x: Tensor, y: Tensor) -> Tensor:
+    return torch.logsumexp(torch.stack(torch.broadcast_tensors(x, y)), 0)
+
+
+def _power_of_number(base: float, exponent: Tensor) -> Tensor:
+    return torch.exp(exponent * math.log(base))
+
+
+def _var_mean(x: Tensor, dim: Any, unbiased: bool = True, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return torch.var(x, dim, correction=int(unbiased), keepdim=keepdim), torch.mean(x, dim, keepdim)
+
+
+def _distances(x: Tensor, y: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Tensor:
+    return torch.linalg.vector_norm(x[..., :, None, :] - y[..., None, :, :], ord=p, dim=-1)
+
+
+def _lerp(x: Tensor, y: Tensor, weight: Any) -> Tensor:
+    return x * (1 - weight) + y * weight
+
+
+def _product(x: Tensor, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    parts = x.unbind(dim)
+    total = parts[0]
+    for part in parts[1:]:
+        total = total * part
+    return total.unsqueeze(dim) if keepdim else total
+
+
+def _random_slope(
+    x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None
+) -> Tensor:
+    return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
+
+
+def _running_product(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
+    totals: list[Tensor] = []
+    for part in x.unbind(dim):
+        totals.append(totals[-1] * part if totals else part)
+    return torch.stack(totals, dim)
+
+
+_EXPANSIONS: dict[Any, Callable[..., Any]] = {
+    aten.cosine_similarity.default: _cosine_similarity,
+    aten.bilinear.default: _bilinear,
+    aten.logaddexp.default: _logaddexp,
+    aten.pow.Scalar: _power_of_number,
+    aten.var_mean.dim: _var_mean,
+    aten.cdist.default: _distances,
+    aten.lerp.Scalar: _lerp,
+    aten.lerp.Tensor: _lerp,
+    aten.rrelu.default: _random_slope,  # of eval mode: what draws numbers is not expanded
+    aten.prod.dim_int: _product,
+    aten.cumprod.default: _running_product,
+}
