@@ -54,13 +54,13 @@ def compare(
         if name != PLAIN:
             scatter[name] = rows.variance.flatten()[chosen].sqrt().tolist()
         if rows.probs is not None and mc.probs is not None:
-            found |= measured.class_figures(rows.probs, mc.probs, y)
-            if y is not None:
-                drawn |= measured.class_curves(rows.probs, y)
+            more, lines = measured.class_figures(rows.probs, mc.probs, y)
         elif layout.task == "regression" and y is not None:
-            more, covered = measured.regression_figures(rows, y)
-            found |= more
-            drawn |= covered
+            more, lines = measured.regression_figures(rows, y)
+        else:
+            more, lines = {}, {}
+        found |= more
+        drawn |= lines
         figures[name] = found
     cost = {name: latency[-1].ratios[name] for name in worths} if latency else {}
     return {

@@ -108,35 +108,28 @@ def _limit(std: Tensor, variance_error: Tensor) -> float:
     return max(0.0, 1 - (error / spread).item()) ** 0.5 if spread > 0 else 0.0
 
 
-def class_figures(probs: Tensor, truth: Tensor, targets: Tensor | None) -> Figures:
+def class_figures(probs: Tensor, truth: Tensor, targets: Tensor | None) -> tuple[Figures, dict[str, Any]]:
     """Compare probabilities [n, positions, K] with MC dropout's and with classes [n, positions]."""
-    figures: Figures = {"entropy_correlation": related(entropy(probs), entropy(truth))}
+    doubt = entropy(probs)
+    figures: Figures = {"entropy_correlation": related(doubt, entropy(truth))}
     if targets is None:
-        return figures
+        return figures, {}
     p, y = _as_metrics(probs, targets)
-    return figures | {
+    selective = selective_curve(doubt.flatten(), (probs.argmax(-1) == targets).flatten())
+    figures |= {
         "accuracy": accuracy(p, y),
         "nll": nll(p.clamp_min(1e-300) / p.sum(1, keepdim=True), y),
         "brier": brier(p, y),
         "ece": ece(p, y, n_resamples=_RESAMPLES),
-        "selective_area": _selective(probs, targets).area,
+        "selective_area": selective.area,
     }
-
-
-def class_curves(probs: Tensor, targets: Tensor) -> dict[str, Any]:
-    """Return the curves of reliability and of selective prediction."""
-    p, y = _as_metrics(probs, targets)
-    sure, right, count = reliability(p, y, 10)
-    filled = count > 0
-    curve = _selective(probs, targets)
-    kept = _thinned(len(curve.coverage))
-    return {
-        "reliability": {
-            "confidence": sure[filled].tolist(),
-            "accuracy": right[filled].tolist(),
-            "count": count[filled].tolist(),
-        },
-        "selective": {"coverage": curve.coverage[kept].tolist(), "accuracy": curve.accuracy[kept].tolist()},
+    bins = torch.stack(reliability(p, y, 10))
+    sure, right, count = bins[:, bins[2] > 0].tolist()
+    kept = evenly(len(selective.coverage), _POINTS)
+    coverage, correct = (v[kept].tolist() for v in (selective.coverage, selective.accuracy))
+    return figures, {
+        "reliability": {"confidence": sure, "accuracy": right, "count": count},
+        "selective": {"coverage": coverage, "accuracy": correct},
     }
 
 
@@ -160,7 +153,8 @@ def regression_figures(ours: Predicted, targets: Tensor) -> tuple[Figures, dict[
     y = y[judged]
     # y lies within a central interval if its quantile does, which needs no ends, found by bisection
     quantile = found.cdf(y)
-    covered = [coverage(*_ends(level, quantile), quantile) for level in LEVELS]
+    ends = [[torch.full_like(quantile, (1 + sign * level) / 2) for sign in (-1, 1)] for level in LEVELS]
+    covered = [coverage(low, high, quantile) for low, high in ends]
     figures: Figures = {
         "rmse": rmse(found.mean, y, n_resamples=_RESAMPLES),
         "nll": mean_estimate(found.nll(y), 0.95),
@@ -169,10 +163,6 @@ def regression_figures(ours: Predicted, targets: Tensor) -> tuple[Figures, dict[
         "noise_std": noise.sqrt().item(),
     }
     return figures, {"coverage": {"level": list(LEVELS), "covered": [c.value for c in covered]}}
-
-
-def _ends(level: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.full_like(like, (1 - level) / 2), torch.full_like(like, (1 + level) / 2)
 
 
 def novelty(ours: Predicted) -> Tensor:
@@ -186,12 +176,8 @@ def novelty_figures(known: Tensor, novel: Tensor) -> tuple[Figures, dict[str, An
     """Return the AUROC of novel against known inputs, and the ROC curve."""
     figures: Figures = {"ood_auroc": auroc(known, novel)}
     false, true = roc(known, novel)
-    kept = torch.cat([torch.zeros(1, dtype=torch.long), 1 + _thinned(len(false) - 1)])
+    kept = torch.cat([torch.zeros(1, dtype=torch.long), 1 + evenly(len(false) - 1, _POINTS)])
     return figures, {"roc": {"false": false[kept].tolist(), "true": true[kept].tolist()}}
-
-
-def _selective(probs: Tensor, targets: Tensor) -> Any:
-    return selective_curve(entropy(probs).flatten(), (probs.argmax(-1) == targets).flatten())
 
 
 def _as_metrics(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -199,7 +185,3 @@ def _as_metrics(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     if probs.shape[1] == 1:
         return probs[:, 0], targets[:, 0].long()
     return probs.mT, targets.long()
-
-
-def _thinned(count: int) -> Tensor:
-    return evenly(count, _POINTS)
