@@ -35,9 +35,9 @@ from rich.table import Table
 from torch import Tensor
 
 import momentprop as mp
-from momentprop.benchmarking.turns import take_turns
 from momentprop.validation.equivalence import correlation, equivalent_samples
 from momentprop.validation.outputs import evenly
+from momentprop_reproduction.benchmarking.turns import take_turns
 
 ROOT = Path(__file__).parents[1]
 NETWORKS: dict[str, Callable[[Path], Foreign]] = {
