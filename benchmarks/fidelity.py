@@ -22,12 +22,13 @@ from typing import Any
 import fidelity_tables as tables
 import torch
 from fidelity_bars import check_network, check_pareto
-from fidelity_evaluation import POINTS, SIZES, SOBOL_SEED, evaluate
+from fidelity_evaluation import SIZES, evaluate
 from fidelity_figure import draw
 from fidelity_networks import NETWORKS, QUICK, Case, load_case
 from fidelity_pareto import pareto
 from fidelity_samples import SEEDS, load_samples, missing_work
 from images import CACHE, ROOT
+from predictives import POINTS, SOBOL_SEED
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 

@@ -6,38 +6,29 @@ from typing import Any
 
 import torch
 from fidelity_networks import Case
+from predictives import Classes, Gaussian, Predictive, convergence
 from torch import Tensor, nn
-from torch.quasirandom import SobolEngine
 
 import momentprop as mp
-from momentprop.validation.equivalence import (
-    MOST_BLOCKS,
-    Classes,
-    Gaussian,
-    correlation,
-    entropy,
-    equivalent_samples,
-)
+from momentprop.validation.equivalence import correlation, entropy, equivalent_samples
 
 TIERS = ("paper", "fast", "accurate")
 PLAIN, OWN_SOFTMAX, LIMIT = "plain", "paper, its own softmax", "Gaussian with MC's own mean and covariance"
 SIZES = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000]
 BATCH = 50  # inputs at a time
-POINTS, SOBOL_SEED = 4096, 0  # of the integral of softmax
-Kind = Classes | Gaussian
 
 
 def evaluate(case: Case, reference: Tensor, independent: Tensor, sizes: list[int]) -> dict[str, Any]:
     """Every row's distance from converged MC dropout, in moments, divergence and equivalent samples."""
-    kind: Kind = Classes() if case.has_classes else Gaussian()
+    kind: Predictive = Classes() if case.has_classes else Gaussian()
     reference = reference.double()
     mean, covariance = _moments(reference)
     std = _std(covariance)
-    truth = _of_samples(kind, reference)
-    curve = _convergence(kind, truth, independent, sizes)
+    truth = kind.of_samples(reference)
+    curve = convergence(kind, truth, independent, sizes)
     one, two = reference.chunk(2)
     halves: dict[str, Any] = _beside(one.mean(0), one.std(0), two.mean(0), two.std(0))
-    halves["kl"] = kind.kl(_of_samples(kind, two), _of_samples(kind, one)).mean().item()
+    halves["kl"] = kind.kl(kind.of_samples(two), kind.of_samples(one)).mean().item()
 
     def distance(predictive: Tensor) -> dict[str, Any]:
         kl = kind.kl(truth, predictive).mean().item()
@@ -48,18 +39,18 @@ def evaluate(case: Case, reference: Tensor, independent: Tensor, sizes: list[int
         return row
 
     plain = torch.cat([_batched(model, x) for model, x in case.members]).double()
-    rows = {PLAIN: distance(_of_moments(kind, plain, torch.zeros_like(covariance)))}
+    rows = {PLAIN: distance(kind.of_moments(plain, torch.zeros_like(covariance)))}
     rows[PLAIN]["mean_shift"] = ((plain - mean).abs() / std).median().item()
     for tier in TIERS:
         out = [_tier(model, x, tier) for model, x in case.members]
         ours, spread = torch.cat([m for m, _ in out]), torch.cat([c for _, c in out])
-        predictive = _of_moments(kind, ours, spread)
+        predictive = kind.of_moments(ours, spread)
         rows[tier] = _beside(ours, _std(spread), mean, std) | distance(predictive)
     if case.has_classes:
         with_softmax = [(nn.Sequential(model, nn.Softmax(-1)).eval(), x) for model, x in case.members]
         rows[OWN_SOFTMAX] = distance(torch.cat([_tier(m, x, "paper")[0] for m, x in with_softmax]))
         # moments and truth from the same samples: what remains is the logits' shape alone
-        rows[LIMIT] = distance(_of_moments(kind, mean, covariance))
+        rows[LIMIT] = distance(kind.of_moments(mean, covariance))
     return {
         "inputs": case.n_inputs,
         "outputs": reference.shape[-1],
@@ -70,43 +61,6 @@ def evaluate(case: Case, reference: Tensor, independent: Tensor, sizes: list[int
         "kl_of_mc": curve,
         "rows": rows,
     }
-
-
-def _of_samples(kind: Kind, samples: Tensor) -> Tensor:
-    """The predictive of samples [..., samples, inputs, outputs], as validation/equivalence.py has it."""
-    samples = samples.double()
-    if isinstance(kind, Classes):
-        return samples.softmax(-1).mean(-3)
-    return torch.stack([samples.mean(-3), samples.var(-3)], -1)
-
-
-def _of_moments(kind: Kind, mean: Tensor, covariance: Tensor) -> Tensor:
-    """The predictive of Gaussian outputs: softmax at quasi-random points, for classes."""
-    if not isinstance(kind, Classes):
-        return torch.stack([mean, covariance.diagonal(dim1=-2, dim2=-1)], -1).double()
-    values, vectors = torch.linalg.eigh(covariance.double())
-    factor = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
-    uniform = SobolEngine(mean.shape[-1], scramble=True, seed=SOBOL_SEED).draw(POINTS, dtype=torch.float64)
-    normal = torch.special.ndtri(uniform.clamp(1e-12, 1 - 1e-12))
-    parts = [
-        (m.unsqueeze(1) + normal @ f.mT).softmax(-1).mean(1)
-        for m, f in zip(mean.double().split(50), factor.split(50), strict=True)
-    ]
-    return torch.cat(parts)
-
-
-def _convergence(kind: Kind, truth: Tensor, samples: Tensor, sizes: list[int]) -> dict[int, float]:
-    """Mean divergence of MC dropout with T samples, over inputs and up to 50 disjoint blocks of samples.
-
-    The truth's own error is part of it, as it is part of ours: equal values mean equal fidelity.
-    """
-    curve = {}
-    for size in sizes:
-        count = min(MOST_BLOCKS, len(samples) // size)
-        if size >= kind.smallest and count:
-            blocks = samples[: count * size].unflatten(0, (count, size))
-            curve[size] = kind.kl(truth, _of_samples(kind, blocks)).mean().item()
-    return curve
 
 
 def _moments(samples: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from predictives import Classes, Gaussian, Predictive, convergence
 from real_networks_foreign import Foreign
 from torch import Tensor, nn
 
 import momentprop as mp
-from momentprop.validation.equivalence import SIZES, Classes, Gaussian, Predictive, convergence
+from momentprop.validation.equivalence import SIZES
 from momentprop.validation.outputs import Layout
 
 A_FILE = 100  # samples
