@@ -28,7 +28,7 @@ from zoo import load
 
 __all__ = ["CHOSEN", "ZOO", "examine", "load", "warm_up"]
 
-FEW = 64  # outputs per sample, up to which `auto` sweeps back
+FEW = 64  # outputs per sample, up to which `auto` sweeps back from all of them
 CHOSEN = 12  # outputs of networks with more, for which the accurate tier is asked too
 
 

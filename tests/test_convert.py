@@ -431,10 +431,20 @@ class TestAuto:
             bnn = mp.convert(model, x)
         assert notes[0].filename == __file__  # the user's line
         assert len(notes) == 1
+        assert bnn.fidelity == "accurate"
+        assert "covariance of the 8 largest outputs" in bnn.summary().head
+        torch.testing.assert_close(bnn(x).variance, mp.convert(model, x, outputs=8)(x).variance)
+        assert bnn(x).covariance.shape == (2, 8, 8)
+        assert mp.convert(model, x, "accurate")(x).covariance.shape == (2, 65, 65)  # asked for, it is done
+
+    def test_too_many_to_choose_from(self) -> None:
+        x = torch.randn(2, 4)
+        model = nn.Sequential(self.head(2), nn.Upsample(scale_factor=10_000), nn.Flatten())
+        model.insert(1, nn.Unflatten(1, (1, 2)))
+        with pytest.warns(mp.FidelityNote, match="20000 outputs per sample"):
+            bnn = mp.convert(model, x)
         assert bnn.fidelity == "fast"
         assert bnn(x).covariance is None
-        torch.testing.assert_close(bnn(x).variance, mp.convert(model, x, "fast")(x).variance)
-        assert mp.convert(model, x, "accurate")(x).covariance.shape == (2, 65, 65)  # asked for, it is done
 
     def test_counts_all_outputs_together(self) -> None:
         model = Model(lambda m, x: (m.a(m.drop(x)), m.a(m.drop(x))), a=nn.Linear(4, 40))
@@ -454,7 +464,7 @@ class TestAuto:
         assert bnn(mp.Moments(x, 0.5)).covariance.shape == (2, 3, 3)
         with pytest.warns(mp.FidelityNote):
             bnn = mp.convert(self.head(100), x)
-        assert bnn(mp.Moments(x, 0.5)).covariance is None
+        assert bnn(mp.Moments(x, 0.5)).covariance.shape == (2, 8, 8)
 
 
 @dataclasses.dataclass(slots=True)

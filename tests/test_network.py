@@ -304,10 +304,11 @@ class TestAutoIsTheTierItChooses:
     def test_falling_back_to_fast(self) -> None:
         """With none of the stand-ins that accurate would need, after moving the network either."""
         mp.rule(aten.sin.default, override=True)(lambda x: mp.Moments(x.mean.cos(), x.variance * 0.2))
-        layers = [nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 65), Apply(torch.sin, "sin")]
+        repeated = Apply(lambda y: y.repeat(1, 20_000), "repeat")
+        layers = [nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 1), Apply(torch.sin, "sin"), repeated]
         model, x = nn.Sequential(*layers), torch.randn(5, 4)
         fast = mp.convert(model, x, "fast", unsupported="linearize")(x)
-        with pytest.warns(mp.FidelityNote, match="65 outputs per sample"):
+        with pytest.warns(mp.FidelityNote, match="20000 outputs per sample"):
             bnn = mp.convert(model, x, unsupported="linearize")
         assert bnn.fidelity == "fast"
         assert_equal(bnn(x), fast)

@@ -23,8 +23,6 @@ from momentprop.passes.coverage import analyze
 from momentprop.passes.stand_ins.unsupported import UNSUPPORTED
 from momentprop.tiers import Request, Tier
 
-_MOST_OUTPUTS = 64  # per sample, up to which `auto` sweeps back from all of them
-
 
 def convert(
     model: nn.Module,
@@ -48,10 +46,13 @@ def convert(
             - `fast`: variances only, with exact rewrites, and averages of variance and covariance inside
               pooling windows;
             - `paper`: the rules of Brach, Sick & Duerr: variances only, no rewrites;
-            - `auto`: `accurate` for up to 64 outputs per sample, otherwise `fast`, which it says once.
+            - `auto`: `accurate`, for more than 64 outputs per sample with `outputs=8`; `fast` where that is
+              not possible, or beyond 16,384 outputs. It says so once.
         outputs: which outputs get a covariance: the m largest by mean of every sample, or those at the
-            given indices (of a sample's elements in row-major order). The cost is that of so many outputs;
-            the others keep the variance of the forward sweep. By default all.
+            given indices (of a sample's elements in row-major order). Beside the m largest four more are
+            swept, and the others' variances, known from the forward sweep alone, are scaled by what these
+            four show; beside given indices the others keep the variance of the forward sweep. The cost is
+            that of so many outputs. By default all, up to 64.
         unsupported: what to do about operators that noise reaches and that have no rule:
 
             - `"error"`: name all of them;
@@ -97,8 +98,11 @@ def convert(
         if against is not None:
             warnings.warn(f"tier {fidelity!r} may be wrong here: {against}", FidelityNote, stacklevel=2)
         return asked
-    reason = _too_many(traced, uncertain, selection)
-    if not reason:
+    count = _count(traced, uncertain)
+    affordable = selection if outputs is not None else Selection.default(count)
+    reason = f"{count} outputs per sample; choose some with outputs="
+    if affordable is not None and (affordable.takes_all or not jumps):
+        selection = affordable
         try:
             accurate = network(tiers.ACCURATE)
         except (CovarianceError, MissingRuleError) as error:
@@ -106,6 +110,8 @@ def convert(
         else:
             against = doubt(accurate, example_inputs, leaves)
             if against is None:
+                if outputs is None and not selection.takes_all:
+                    warnings.warn(f"{reason}. By default: {selection}", FidelityNote, stacklevel=2)
                 return accurate
             reason = f"tier {tiers.ACCURATE.name!r} may be wrong: {against}"
     if jumps:
@@ -134,11 +140,10 @@ def _check(fidelity: str, outputs: int | Sequence[int] | None, unsupported: str,
         )
 
 
-def _too_many(traced: Trace, uncertain: Sequence[bool], selection: Selection) -> str:
-    """Say why not to sweep back from all outputs; empty if there are few."""
+def _count(traced: Trace, uncertain: Sequence[bool]) -> int:
+    """Count the random outputs per sample."""
     inputs = [node for node, is_random in zip(traced.input_nodes, uncertain, strict=True) if is_random]
     random = analyze(traced.graph, tiers.ACCURATE.rules, inputs).random
     outputs: Any = next(reversed(traced.graph.nodes)).args[0]
     values = [v.meta["val"] for v in outputs if isinstance(v, fx.Node) and v in random]
-    count = sum(selection.count(size_of_one(v)) for v in values if isinstance(v, Tensor))
-    return f"{count} outputs per sample; choose some with outputs=" if count > _MOST_OUTPUTS else ""
+    return sum(size_of_one(v) for v in values if isinstance(v, Tensor))

@@ -143,7 +143,7 @@ class BayesianNetwork(Compiled):
     def summary(self, random_only: bool = True) -> Summary:
         """A table of the operators that noise reaches, or of all: rule in use, exactness, shape, place."""
         built = self._programs[self._uncertain]
-        return summarize(built.prepared, self.tier, built.program.plan, random_only)
+        return summarize(built.prepared, self._request, built.program.plan, random_only)
 
     def freeze(self) -> FrozenNetwork:
         """A copy for inference: squared, folded and flipped weights are computed here, and not in every call.

@@ -15,7 +15,7 @@ from momentprop.graph.place import DECOMPOSED, place_of
 from momentprop.passes.coverage import FALLBACK, QUADRATURE, RULE, rule_of
 from momentprop.passes.prepare import Prepared
 from momentprop.rules.registry import EXACT, Lookup, Rule
-from momentprop.tiers import Tier
+from momentprop.tiers import Request
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Summary:
     fidelity: str
     rows: tuple[Row, ...]
     n_operators: int
+    selection: str = ""  # of outputs, where not all get a covariance
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -74,7 +75,8 @@ class Summary:
         ]
         where = ", ".join(dict.fromkeys(places)) if places else "no fallbacks"
         counts = f"{len(random)} of {self.n_operators} operators random, {approximate} approximate"
-        return f"{self.fidelity}: {counts}, {where}"
+        chosen = f"; {self.selection}" if self.selection else ""
+        return f"{self.fidelity}: {counts}, {where}{chosen}"
 
     def __str__(self) -> str:
         titles = ("node", "operator", "module", "rule", "exactness", "shape", "random")
@@ -90,13 +92,15 @@ class Summary:
     __repr__ = __str__
 
 
-def summarize(prepared: Prepared, tier: Tier, plan: Plan, random_only: bool) -> Summary:
+def summarize(prepared: Prepared, request: Request, plan: Plan, random_only: bool) -> Summary:
     """The summary of a network: of the graph it was made of, and of the plan of its program."""
     nodes = [node for node in prepared.trace.graph.nodes if node.op == "call_function"]
     used = {step.name: step.operator for step in plan.steps}
+    tier = request.tier
     rows = [_row(node, node in prepared.random, tier.rules, used) for node in nodes]
     chosen = [row for row in rows if row.random or row.fallback or not random_only]
-    return Summary(tier.name, tuple(chosen), len(rows))
+    selection = "" if request.selection.takes_all else str(request.selection)
+    return Summary(tier.name, tuple(chosen), len(rows), selection)
 
 
 def _row(node: fx.Node, random: bool, rules: Lookup, used: Mapping[str, Any]) -> Row:

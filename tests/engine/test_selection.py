@@ -72,9 +72,16 @@ class TestCotangents:
     def test_largest(self, layout: Layout, shape: tuple[int, ...]) -> None:
         mean = torch.randn(shape)
         rows, indices = self.picked(Selection(largest=2), mean, layout)
-        expected = layout.samples(mean).argsort(1, descending=True)[:, :2]
+        expected = layout.samples(mean).argsort(1, descending=True)  # and the four others as probes
         assert torch.equal(indices, expected)
         assert torch.equal(rows, torch.eye(6)[expected])
+
+    def test_probes_are_evenly_spaced(self, layout: Layout, shape: tuple[int, ...]) -> None:
+        wide = Layout(layout.before, 10 * layout.after, layout.whole)
+        mean = torch.randn(*shape[:-1], 10 * shape[-1])
+        _, indices = Selection(largest=4).of(Moments(mean, 1.0), wide)
+        order = wide.samples(mean).argsort(1, descending=True)
+        assert torch.equal(indices, order[:, [0, 1, 2, 3, 11, 25, 39, 53]])
 
     def test_as_many_as_there_are(self, layout: Layout, shape: tuple[int, ...]) -> None:
         """No choice is left: the same as all, in order."""
@@ -107,7 +114,7 @@ def block(covariance: Tensor, indices: Tensor) -> Tensor:
 @pytest.mark.parametrize("fidelity", ["accurate", "auto"])
 @pytest.mark.parametrize("outputs", [1, 3, 5, [4], [0, 5], [5, 2, 0]], ids=str)
 def test_chosen_outputs_have_the_full_covariances_block(fidelity: str, outputs: Any) -> None:
-    """The others keep the variance of the forward sweep, which is that of tier fast."""
+    """The others have the variance of the forward sweep, that of tier fast; or are probes, and swept."""
     x, model = torch.randn(3, 4).double(), network()
     full = mp.convert(model, x, "accurate")(x)
     forward = mp.convert(model, x, "fast")(x)
@@ -122,6 +129,12 @@ def test_chosen_outputs_have_the_full_covariances_block(fidelity: str, outputs: 
     torch.testing.assert_close(out.mean, full.mean)
     torch.testing.assert_close(out.covariance, block(full.covariance, indices))
     expected = forward.variance.scatter(1, indices, full.variance.gather(1, indices))
+    if isinstance(outputs, int):
+        left = full.mean.argsort(1, descending=True)[:, count:]
+        probes = left[:, [0, 1, 3, 4]] if count == 1 else left
+        factor = (full.variance / forward.variance).gather(1, probes).log().mean(1, keepdim=True).exp()
+        swept = torch.cat([indices, probes], 1)
+        expected = (forward.variance * factor).scatter(1, swept, full.variance.gather(1, swept))
     torch.testing.assert_close(out.variance, expected)
     assert not torch.isclose(full.variance, forward.variance, rtol=1e-3).any()  # else nothing was tested
 
@@ -189,3 +202,27 @@ def test_other_batch_sizes() -> None:
         torch.testing.assert_close(bnn(x[i : i + 1]).covariance, whole.covariance[i : i + 1])
         assert torch.equal(bnn(x[i : i + 1]).indices, whole.indices[i : i + 1])
     assert bnn(x[:0]).covariance.shape == (0, 2, 2)
+
+
+def test_variances_that_are_not_swept_are_right_too() -> None:
+    """Of 120 outputs 12 are swept; what these show of the forward sweep's error mends the others."""
+    x, model = torch.rand(3, 4).double(), network(120)
+    with torch.no_grad():  # features that rise and fall together
+        for layer in (model[0], model[3], model[6]):
+            layer.weight.abs_()
+    full = mp.convert(model, x, "accurate")(x)
+    out = mp.convert(model, x, "accurate", outputs=8)(x)
+    forward = mp.convert(model, x, "fast")(x)
+    assert out.covariance.shape == (3, 8, 8)
+    assert ((forward.std / full.std).median() - 1).abs() > 0.05  # else nothing was tested
+    assert ((out.std / full.std).median() - 1).abs() < 0.03
+
+
+def test_outputs_without_noise_do_not_matter() -> None:
+    """Probes that do not vary say nothing, and what does not vary stays certain."""
+    x, model = torch.randn(3, 4).double(), network(20)
+    with torch.no_grad():
+        model[-1].weight[4:] = 0
+    out = mp.convert(model, x, "accurate", outputs=2)(x)
+    assert not out.variance[:, 4:].any()
+    assert out.variance[:, :4].all()

@@ -39,7 +39,8 @@ CHANGED = {
     "sigmoid_head": _HEAD,
     "softmax_of_two": _HEAD,
     "alpha_dropout": _ONE_CASE,
-    "most_likely_outputs": _ONE_CASE,
+    "most_likely_outputs": "beside the largest, probes are swept, which scale the other variances; "
+    + _ONE_CASE,
     "chosen_outputs": _ONE_CASE,
     "uncertain_input_and_dropout": _ONE_CASE,
     "two_outputs": _ONE_CASE,

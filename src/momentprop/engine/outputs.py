@@ -160,5 +160,7 @@ class Outputs:
         if swept.jumps is not None:
             jumps = swept.jumps.result(out.mean, layout, diagonal if self.plan.only_masks else None)
         if indices is not None:
-            diagonal = layout.samples(out.variance).scatter(1, indices, diagonal)
+            diagonal = self.selection.corrected(layout.samples(out.variance), diagonal, indices)
+            asked = self.selection.count(layout.size)
+            covariance, indices = covariance[:, :asked, :asked], indices[:, :asked]
         return Moments(out.mean, layout.restored(diagonal, out.mean), covariance, indices, jumps=jumps)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from momentprop import tiers
 from momentprop.capture.trace import Trace, trace
+from momentprop.engine.selection import Selection
 from momentprop.errors import CovarianceError, MissingRuleError
 from momentprop.moments import Moments, mean_of, variance_of
 from momentprop.network import BayesianNetwork, inside
@@ -21,7 +22,6 @@ from momentprop.validation.inputs import BATCH, Inputs
 from momentprop.validation.outputs import LOGITS, Layout, one_output
 
 TIERS = tuple(tier.name for tier in tiers.ALL)
-_MOST_OUTPUTS = 64  # per input, up to which `accurate` is tried unless it is asked for
 
 
 @dataclass
@@ -52,11 +52,13 @@ def convert_tiers(model: nn.Module, inputs: Inputs, wanted: Sequence[str] | None
             first = first or error
             continue
         count = inside(network).built.program.n_outputs
-        if count > _MOST_OUTPUTS and wanted is None:
-            made.missing[tier] = (
-                f"{count} outputs per input, and its cost grows with them; ask for it with tiers="
-            )
+        selection = Selection.default(count)
+        if selection is None and wanted is None:
+            made.missing[tier] = f"{count} outputs per input; ask for it with tiers="
             continue
+        if selection is not None and not selection.takes_all and wanted is None:
+            request = Request(named(tier), selection, unsupported)
+            network = BayesianNetwork(model, traced, request, certain)
         made.networks[tier] = network
     if not made.networks and first is not None:
         raise first

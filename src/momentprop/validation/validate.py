@@ -60,7 +60,7 @@ def validate(
         task: "classification", "regression" or "moments"; by default classes where targets are integers, a
             regression where they are other numbers.
         n_inputs: at most so many inputs, the first ones.
-        tiers: which ones; by default all, `accurate` for up to 64 outputs per input.
+        tiers: which ones; by default all, with the outputs of `accurate` that `convert` chooses.
         saved: a network that `mp.load` read, or any other that returns Moments, to be compared as well.
         output: which of several output tensors.
         layers: compare node by node too.
