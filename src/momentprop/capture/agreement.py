@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from momentprop.capture.arming import is_armed, is_torchs_own
@@ -164,20 +164,12 @@ def _run(
 ) -> Outputs:
     """The outputs of a replica with modules in training mode as said."""
     args, kwargs = closed(pytree.tree_map_only(Tensor, torch.clone, (args, kwargs)))
-    with torch.no_grad(), silent(), own_draws(), OwnNumbers(seed) as numbers, _NoFastPath():
+    # torch.nn's transformers take no fused path where functions are overridden, as here by themselves. That
+    # of eval mode leaves out padding, which the model in training computes.
+    plain = BaseTorchFunctionMode()
+    with torch.no_grad(), silent(), own_draws(), OwnNumbers(seed) as numbers, plain:
         twin = replica(model, copy_tensors=True)
         for module in twin.modules():
             module.training = training(module)
         leaves, spec = flatten_output(twin(*args, **kwargs))
     return Outputs(leaves, spec, numbers.draws)
-
-
-class _NoFastPath(TorchFunctionMode):
-    """Keeps torch.nn's transformers from the fused path of eval mode.
-
-    That leaves out padding, which the model in training computes; it is not taken where functions are
-    overridden, as here by themselves.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))

@@ -75,7 +75,8 @@ class _Functionalizer:
 
     def mutate(self, node: fx.Node, target: fx.Node) -> None:
         """Make the node, which changes `target`, the functional operator, and its result the new value."""
-        if _changes_shape_only(node):
+        if torch.Tag.inplace_view in node.target.tags:  # type: ignore[union-attr]
+            # unsqueeze_, transpose_, ...: the tensor itself becomes a view of what it was
             node.target = _functional(node)
             self.viewed[node] = target
             self.same[target] = node
@@ -165,11 +166,6 @@ def _written(node: fx.Node) -> fx.Node | None:
     return written
 
 
-def _changes_shape_only(node: fx.Node) -> bool:
-    """unsqueeze_, transpose_, ...: the tensor itself becomes a view of what it was."""
-    return torch.Tag.inplace_view in node.target.tags  # type: ignore[union-attr]
-
-
 def _functional(node: fx.Node) -> OpOverload:
     """The operator of the same name and arguments that changes none of them."""
     op = node.target
@@ -243,13 +239,9 @@ def _scatter_piece(graph: fx.Graph, view: fx.Node, old: fx.Node, new: fx.Node) -
 def _scatter_slice(graph: fx.Graph, view: fx.Node, old: fx.Node, new: fx.Node) -> fx.Node:
     args: Any = view.args
     if view.target is aten.narrow.default:
-        where = (args[1], args[2], args[2] + args[3])
-        return emit(graph, aten.slice_scatter.default, (old, new, *where), view)
-    if 0 in view.meta["val"].shape:
+        args = (*args[:3], args[2] + args[3])
+    elif 0 in view.meta["val"].shape:
         return old  # nothing was written
-    end = args[3] if len(args) > 3 else None
-    if isinstance(end, int) and end == _END:
-        args = (*args[:3], None, *args[4:])
     return emit(graph, aten.slice_scatter.default, (old, new, *_bounded(args[1:], old)), view)
 
 
@@ -273,6 +265,7 @@ def _bounded(arguments: tuple[Any, ...], sliced: fx.Node) -> tuple[Any, ...]:
     """Dimension, start, stop and step of a slice, without negative numbers, which torch.vmap mistakes."""
     defaults: tuple[Any, ...] = (0, None, None, 1)
     dim, start, stop, step = arguments + defaults[len(arguments) :]
+    stop = None if isinstance(stop, int) and stop == _END else stop
     size = sliced.meta["val"].shape[dim]
     if isinstance(size, int) and all(isinstance(v, int | None) for v in (start, stop)):
         start, stop, _ = slice(start, stop).indices(size)

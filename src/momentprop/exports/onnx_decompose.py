@@ -87,9 +87,9 @@ def _decomposed(graph: fx.Graph, table: Mapping[Any, Callable[..., Any]]) -> fx.
     copy = fx.Graph()
     copy.output(copy.graph_copy(graph, {}))
     for node in list(copy.nodes):
-        if node.op != "call_function" or not isinstance(node.target, OpOverload):
-            if node.op == "get_attr" or (node.op == "call_function" and _is_higher_order(node.target)):
-                return None
+        if node.op == "get_attr" or isinstance(node.target, HigherOrderOperator):
+            return None
+        if not isinstance(node.target, OpOverload):
             continue
         if not node.target._schema.returns:  # assertions
             copy.erase_node(node)
@@ -165,7 +165,3 @@ def _decomposition(op: OpOverload, table: Mapping[Any, Callable[..., Any]]) -> C
         return None
     may_alias = any(value.alias_info is not None for value in op._schema.returns)
     return op.decompose if may_alias or op in _STATEFUL else None
-
-
-def _is_higher_order(target: Any) -> bool:
-    return isinstance(target, HigherOrderOperator)

@@ -82,20 +82,11 @@ def _generalized(graphs: Sequence[fx.GraphModule], place: int, sizes: Sequence[i
             constants = [getattr(graph, n.target) for graph, n in zip(graphs, nodes, strict=True)]
             if not all(_alike(constants[0], c) for c in constants):
                 raise ValueError("constants depend on the batch")
-            _register(first, nodes[0].target)
         elif nodes[0].op == "call_function":
             nodes[0].args, nodes[0].kwargs = _merged([(n.args, n.kwargs) for n in nodes], number)
     first.graph.lint()
     first.recompile()
     return first
-
-
-def _register(graph: fx.GraphModule, name: str) -> None:
-    """Register a constant as a buffer, where torch.export finds it."""
-    value = getattr(graph, name)
-    if isinstance(value, Tensor) and name not in {**graph._parameters, **graph._buffers}:
-        delattr(graph, name)
-        graph.register_buffer(name, value)
 
 
 def _alike(one: Any, other: Any) -> bool:
