@@ -138,6 +138,37 @@ add(
     6,
 )
 
+# Functions of dropped values.
+
+add("dropped_gelu", lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.GELU(), nn.Linear(8, 3)), 6)
+add("dropped_tanh_of_random", lambda: dense(nn.Dropout(0.2), nn.Tanh()), 6)
+add(
+    "dropped_channels",
+    lambda: nn.Sequential(
+        nn.Conv2d(2, 4, 3),
+        nn.Dropout2d(0.2),
+        nn.BatchNorm2d(4),
+        nn.SiLU(),
+        nn.Conv2d(4, 2, 3),
+        nn.AlphaDropout(0.2),
+        nn.ELU(),
+        nn.Flatten(),
+        nn.Linear(8, 3),
+    ),
+    *(2, 6, 6),
+)
+add(
+    "dropped_twice_used",
+    lambda: Function(
+        lambda a, drop, b, c, x: b(F.glu(d := drop(h := a(x)))) + c(h + d.relu()),
+        nn.Linear(6, 8),
+        nn.Dropout(0.3),
+        nn.Linear(4, 3),
+        nn.Linear(8, 3),
+    ),
+    6,
+)
+
 # Branches, products, extremes, quotients.
 
 

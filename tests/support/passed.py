@@ -70,12 +70,14 @@ def run(made: Trace, model: nn.Module, inputs: tuple[Any, ...], masked: bool) ->
         return fx.GraphModule(made.root, graph)(*state, *inputs)
 
 
-def rewritten(model: nn.Module, *inputs: Any) -> tuple[Trace, Trace]:
+def rewritten(
+    model: nn.Module, *inputs: Any, passes: Sequence[runner.Pass] = REWRITES
+) -> tuple[Trace, Trace]:
     """The trace of a model in float64 before and after; the function is asserted to be the same."""
     model = model.double().eval()
     before = trace(model, inputs)
     text = str(before.graph)
-    after = passed(before, REWRITES)
+    after = passed(before, passes)
     assert str(before.graph) == text  # the trace given is left alone
     with torch.no_grad():
         plain = model(*inputs)

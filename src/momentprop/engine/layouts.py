@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from momentprop.capture.idle import run
 from momentprop.capture.trace import Trace
@@ -74,7 +74,7 @@ def layouts(trace: Trace, state: list[Tensor]) -> dict[str, Layout]:
 
 def _observed(trace: Trace, state: list[Tensor], own_integers: bool) -> dict[str, Layout]:
     batch = _batch_size(trace)
-    found = {}
+    found: dict[str, Layout] = {}
     inputs = [_inputs(trace, state, batch, seed, own_integers) for seed in range(_TRIES + 1)]
     own = {*trace.input_nodes}
     for node, values in run(trace.graph, trace.root, inputs, centred=False):
@@ -85,10 +85,24 @@ def _observed(trace: Trace, state: list[Tensor], own_integers: bool) -> dict[str
         touched = torch.zeros_like(first, dtype=torch.bool)
         for after in tries:
             touched |= _bits(after) != _bits(first)
-        layout = _layout(touched, batch)
+        layout = _lent(node, found) if not touched.any() else None
+        layout = layout or _layout(touched, batch)
         if layout is not None:
             found[node.name] = layout
     return found
+
+
+def _lent(node: fx.Node, known: dict[str, Layout]) -> Layout | None:
+    """The layout of a value that its first argument lends its shape, as it does to ones and to noise."""
+    like, shape = node.args[0] if node.args else None, _shape(node)
+    if not isinstance(like, fx.Node) or not shape or _shape(like) != shape:
+        return None
+    return known.get(like.name)
+
+
+def _shape(node: fx.Node) -> list[str]:
+    """Return the shape in a form that compares without asking anything of symbolic sizes."""
+    return [str(size) for size in getattr(node.meta.get("val"), "shape", ())]
 
 
 def shape_of_one(value: Tensor) -> tuple[int, ...]:

@@ -17,8 +17,8 @@ Rewrite = Callable[[fx.Node, Editor], fx.Node | None]
 class Pass:
     """Puts another node in the place of one that it recognises.
 
-    `rewrite(node, edit)` returns it, or None to leave the node alone. New nodes stand before the one that is
-    looked at. What nothing uses any more is erased by the runner.
+    `rewrite(node, edit)` returns it (the node itself, if that was changed), or None to leave the node alone.
+    New nodes stand before the one that is looked at. What nothing uses any more is erased by the runner.
     """
 
     looks_at: Callable[[Any], bool]  # operators that the last node of a match may have
@@ -48,6 +48,6 @@ def run(graph: fx.Graph, passes: Sequence[Pass], inputs: Sequence[fx.Node] = ())
 def _apply(one: Pass, node: fx.Node, edit: Editor) -> bool:
     with edit.at(node):
         new = one.rewrite(node, edit)
-    if new is not None:
+    if new is not None and new is not node:
         edit.replace(node, new)
     return new is not None

@@ -64,7 +64,9 @@ class Rule:
         return str(self).replace(".", "_")
 
     def __str__(self) -> str:
-        return str(self.op) if isinstance(self.op, OpOverload) else "composition"
+        return (
+            str(self.op) if isinstance(self.op, OpOverload) else getattr(self.op, "__name__", "composition")
+        )
 
     def propagate(self, *args: Any, **kwargs: Any) -> Propagated:
         """Moments of the output and how the operator linearises, for arguments of which some are random."""

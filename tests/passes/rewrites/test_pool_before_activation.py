@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from momentprop.capture.trace import Trace, trace
 from momentprop.graph.place import place_of
-from momentprop.passes.rewrites import REWRITES
+from momentprop.passes.rewrites.pool_before_activation import POOL_BEFORE_ACTIVATION
 from networks import Apply
 from passed import (
     NORM,
@@ -89,14 +89,15 @@ class TestPoolBeforeActivation:
         ids=lambda f: f.__name__,
     )
     def test_not_where_the_function_is_not_increasing(self, function: Callable[[Tensor], Tensor]) -> None:
-        before, after = rewritten(Block(Apply(function, "f"), nn.MaxPool2d(2)), images(2))
+        model = Block(Apply(function, "f"), nn.MaxPool2d(2))
+        before, after = rewritten(model, images(2), passes=(POOL_BEFORE_ACTIVATION,))
         assert operators(after) == operators(before)
 
     @pytest.mark.parametrize("threshold", [0.0, 1.0])
     def test_softplus_with_a_low_threshold_is_not_increasing(self, threshold: float) -> None:
         """It jumps down to the identity at the threshold."""
         model = Block(nn.Softplus(threshold=threshold), nn.MaxPool2d(2))
-        before, after = rewritten(model, images(2))
+        before, after = rewritten(model, images(2), passes=(POOL_BEFORE_ACTIVATION,))
         assert operators(after) == operators(before)
 
     @pytest.mark.parametrize("signs", ["positive", "negative", "zero", "mixed"])
@@ -144,7 +145,7 @@ class TestPoolBeforeActivation:
 
         model, x = Model().double().eval(), images(2)
         before = trace(model, x)
-        after = passed(before, REWRITES)
+        after = passed(before, (POOL_BEFORE_ACTIVATION,))
         assert operators(after) == operators(before)
 
     def test_up_to_the_first_value_that_is_used_elsewhere(self) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from momentprop.capture.trace import trace
 from momentprop.passes.rewrites import REWRITES
+from momentprop.passes.rewrites.scalar_chains import FOLD_SCALAR_CHAINS
 from networks import Apply
 from passed import SCALAR, Block, count, operators, passed, rewritten, run
 
@@ -53,7 +54,7 @@ class TestFoldScalarChains:
                 second = (first - 3) * 4 / 5
                 return second.cos() * first
 
-        before, after = rewritten(Model(), torch.randn(2, 3).double())
+        before, after = rewritten(Model(), torch.randn(2, 3).double(), passes=(FOLD_SCALAR_CHAINS,))
         assert count(before, SCALAR) == 6  # with the product at the end
         assert count(after, SCALAR) == 5
 

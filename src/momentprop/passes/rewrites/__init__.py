@@ -6,6 +6,8 @@ true when the weights change. What is recomputed per call (folded weights) is sm
 
 from momentprop.passes.rewrites.activate_before_dropout import ACTIVATE_BEFORE_DROPOUT
 from momentprop.passes.rewrites.batch_norm import FOLD_BATCH_NORM
+from momentprop.passes.rewrites.dropout_by_hand import RECOGNISE_DROPOUT
+from momentprop.passes.rewrites.dropped_functions import TAKE_DROPPED_FUNCTIONS
 from momentprop.passes.rewrites.pool_before_activation import POOL_BEFORE_ACTIVATION
 from momentprop.passes.rewrites.reshapes import MERGE_RESHAPES
 from momentprop.passes.rewrites.scalar_chains import FOLD_SCALAR_CHAINS
@@ -14,9 +16,11 @@ from momentprop.passes.runner import Pass
 # batch norm is folded into a layer before a pooling can come between them
 REWRITES: tuple[Pass, ...] = (
     MERGE_RESHAPES,
+    RECOGNISE_DROPOUT,
     FOLD_SCALAR_CHAINS,
     FOLD_BATCH_NORM,
     POOL_BEFORE_ACTIVATION,
+    TAKE_DROPPED_FUNCTIONS,
     ACTIVATE_BEFORE_DROPOUT,
 )
 
