@@ -55,10 +55,13 @@ def sweep(
         cotangent = cotangents.pop(recorded.out, None)
         if cotangent is None:
             continue  # no output depends on it
-        for noise in recorded.noise:
+        found = _pulled(recorded, cotangent)
+        inner = found[len(recorded.inputs) :]
+        noises = [*((cotangent, n) for n in recorded.noise), *zip(inner, recorded.inner, strict=True)]
+        for reaching, noise in noises:
             for accumulator in accumulators:
-                accumulator.add(cotangent, noise, Samples(layouts[recorded.node], batch))
-        for name, pulled in zip(recorded.inputs, _pulled(recorded, cotangent), strict=True):
+                accumulator.add(reaching, noise, Samples(layouts[recorded.node], batch))
+        for name, pulled in zip(recorded.inputs, found, strict=False):
             if pulled is not None:
                 cotangents[name] = _plus(cotangents.get(name), pulled)
 
@@ -67,7 +70,7 @@ def _pulled(recorded: Recorded, cotangent: Cotangent) -> Sequence[Any]:
     if recorded.length is not None:
         cotangent = [cotangent.get(i) for i in range(recorded.length)]
     found = recorded.pull(cotangent)
-    if len(found) != len(recorded.inputs):
+    if len(found) != len(recorded.inputs) + len(recorded.inner):
         place = recorded.step.place if recorded.step is not None else recorded.out
         raise RuleError(
             f"the transposed map of a rule returns {len(found)} cotangents for {len(recorded.inputs)} random "

@@ -40,6 +40,7 @@ class Recorded:
     pull: Pull
     noise: tuple[Noise, ...]
     step: Step | None  # which of the plan; None for an input of the network
+    inner: tuple[Noise, ...] = ()  # whose cotangents `pull` returns behind those of the inputs
     length: int | None = None  # of a value that is a list
 
     @property
@@ -90,7 +91,8 @@ class Tape:
             return
         # its noise waits: noises of element-by-element operators behind it will join it
         out = step.name if noise is None else f"{step.name}'"
-        self.recorded.append(Recorded(out, step.inputs, pull, others, step, step.length))
+        inner = linearization.inner
+        self.recorded.append(Recorded(out, step.inputs, pull, others, step, inner, step.length))
         self.pending[step.name] = Pending(out, noise=noise)
 
     def _sorted(self, noises: Sequence[Noise]) -> tuple[Diagonal | None, tuple[Noise, ...]]:

@@ -37,7 +37,7 @@ def _in_blocks(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(*args: Any) -> Any:
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
-        if not _is_eager(tensors) or not _has_blocks(tensors):
+        if not is_eager(tensors) or not _has_blocks(tensors):
             return function(*args)
         rows = len(tensors[0])
         step = max(1, rows * _BLOCK // tensors[0].numel())
@@ -52,7 +52,7 @@ def _in_blocks(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _is_eager(tensors: Sequence[Tensor]) -> bool:
+def is_eager(tensors: Sequence[Tensor]) -> bool:
     """Say whether operators run at once and nothing remembers them: no derivatives, no tracing."""
     if in_dispatch_mode() or any(type(tensor) is not Tensor for tensor in tensors):
         return False

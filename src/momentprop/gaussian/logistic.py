@@ -27,7 +27,7 @@ from momentprop.gaussian.normal import safe_sqrt
 from momentprop.gaussian.quadrature import expectation, gauss_hermite
 
 # (w, s), to 3e-9: fitted by least squares on 0..45 (Monahan & Stefanski 1992)
-_MIXTURE = (
+MIXTURE = (
     (0.00156311389013884, 0.2392959859687245),
     (0.029389965772466463, 0.3106694870235198),
     (0.13446467003100238, 0.39874405298081667),
@@ -58,7 +58,7 @@ def sigmoid_response(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Te
 def _mixture(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, variance and gain of tanh(X) where the variance is not small."""
     value = slope = torch.zeros_like(mean)
-    for weight, s in _MIXTURE:
+    for weight, s in MIXTURE:
         r = (0.5 / (s * s) + 2 * variance).rsqrt()
         u = (r * mean).clamp(-_FAR, _FAR)
         value = torch.add(value, torch.erf(u), alpha=weight)

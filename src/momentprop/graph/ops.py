@@ -138,6 +138,7 @@ def is_pointwise(op: Any) -> bool:
 
 # Layers -----------------------------------------------------------------------------------------------------
 
+RECURRENT: Operators = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
 MATRIX_PRODUCTS: Operators = (aten.matmul.default, aten.mm.default)
 CONVOLUTIONS: Operators = (
     aten.conv1d.default,

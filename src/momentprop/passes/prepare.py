@@ -13,7 +13,7 @@ from momentprop.capture.trace import Trace
 from momentprop.errors import MissingRuleError
 from momentprop.passes.canonical.decompositions import decompose
 from momentprop.passes.canonical.random_weights import fold_random_weights
-from momentprop.passes.canonical.recurrent import expand_recurrent
+from momentprop.passes.canonical.recurrent import split_recurrent
 from momentprop.passes.coverage import Coverage, analyze
 from momentprop.passes.runner import Pass, run
 from momentprop.passes.stand_ins.unsupported import attach, mark
@@ -36,12 +36,12 @@ def prepare(
 ) -> Prepared:
     """Apply the passes of a tier to a copy of the trace, for one pattern of uncertain inputs.
 
-    Recurrent layers that noise reaches are unrolled first. Operators without a rule are decomposed once
+    Recurrent layers that noise reaches are taken apart first. Operators without a rule are decomposed once
     patterns had their chance, and patterns see what comes out of that. What still has no rule gets a stand-in
     where it works element by element, or where `unsupported` asks for one; else all such places are named in
     one error.
     """
-    trace = expand_recurrent(trace, uncertain)
+    trace = split_recurrent(trace, uncertain)
     trace = dataclasses.replace(trace, graph=trace.copy_graph())
     graph, inputs = trace.graph, trace.input_nodes
     random_inputs = [node for node, is_random in zip(inputs, uncertain, strict=True) if is_random]

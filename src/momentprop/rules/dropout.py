@@ -93,7 +93,9 @@ def _elements(op: Any, mask_of: Callable[[float], Mask], reference: str) -> None
         mask = mask_of(p)
 
         def linearize() -> Linearization:
-            noise = Diagonal(mask.noise(x), (Dropped(mask.center(x), mask.weight**0.5, p),))
+            variance = mask.noise(x)
+            variance = variance.clamp_max(torch.finfo(variance.dtype).max)  # times 0 it is to be 0
+            noise = Diagonal(variance, (Dropped(mask.center(x), mask.weight**0.5, p),))
             return scaled(mask.gain, noise) if is_moments(x) else source(noise)
 
         # masks are independent, so elements are correlated as they were before

@@ -139,6 +139,7 @@ class Linearization:
 
     map: Scaled | Mapped
     noise: tuple[Noise, ...] = ()
+    inner: tuple[Noise, ...] = ()  # of values within: `pull` gives their cotangents behind those of inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,11 +173,12 @@ def scaled(gain: Any = None, *noise: Tensor | Noise | None) -> Linearization:
     return Linearization(Scaled(gain), _noises(noise))
 
 
-def mapped(pull: Pull, *noise: Tensor | Noise | None) -> Linearization:
+def mapped(pull: Pull, *noise: Tensor | Noise | None, inner: Sequence[Noise] = ()) -> Linearization:
     """Linearise an operator as a linear map of its random inputs, plus noise.
 
     `pull` is the transposed map: it takes a cotangent [K, *output shape] to a list of one cotangent for each
-    random input, in the order of the arguments.
+    random input, in the order of the arguments. `inner` is noise of values within the operator, such as the
+    steps of a recurrent layer: their cotangents follow in that list. Samples lie in them as in the output.
 
     >>> import torch, momentprop as mp
     >>> matrix = torch.tensor([[1.0, 2.0, 3.0]])
@@ -184,7 +186,7 @@ def mapped(pull: Pull, *noise: Tensor | Noise | None) -> Linearization:
     >>> part.map.pull(torch.ones(1, 1))
     [tensor([[1., 2., 3.]])]
     """
-    return Linearization(Mapped(pull), _noises(noise))
+    return Linearization(Mapped(pull), _noises(noise), tuple(inner))
 
 
 def source(*noise: Tensor | Noise | None) -> Linearization:

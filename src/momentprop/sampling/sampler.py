@@ -24,14 +24,14 @@ from momentprop.capture.randomness import OwnNumbers
 from momentprop.capture.trace import Trace
 from momentprop.graph.reach import creates_noise, reach
 from momentprop.moments import Moments
-from momentprop.passes.canonical.recurrent import expand_recurrent
+from momentprop.passes.canonical.recurrent import split_recurrent
 
 
 class Sampler:
     """Draws samples of a traced network's random outputs."""
 
     def __init__(self, trace: Trace, uncertain: Sequence[bool], compile: bool = False) -> None:
-        trace = _attention_spelled_out(expand_recurrent(trace, uncertain), uncertain)
+        trace = _attention_spelled_out(split_recurrent(trace, uncertain), uncertain)
         graph = trace.graph
         self.inputs = [n for n, u in zip(trace.input_nodes, uncertain, strict=True) if u]
         self.noise = [n for n in graph.nodes if n.target in DRAWS and creates_noise(n)]

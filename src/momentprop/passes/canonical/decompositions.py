@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from momentprop.capture.attention import ATTENTION, spell_out_attention
 from momentprop.graph.edit import Editor, fake_mode
+from momentprop.graph.ops import RECURRENT
 from momentprop.graph.place import DECOMPOSED
 from momentprop.graph.private import OpOverload, decomposition_table
 from momentprop.graph.reach import creates_noise
@@ -87,7 +88,7 @@ def traced(
 
 
 def _decomposition(op: Any) -> Callable[..., Any] | None:
-    if not isinstance(op, OpOverload):
+    if not isinstance(op, OpOverload) or op in RECURRENT:  # which would be unrolled, and lose a free size
         return None
     if op in _EXPANSIONS:
         return _EXPANSIONS[op]
