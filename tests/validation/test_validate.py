@@ -76,6 +76,21 @@ def test_a_classifier() -> None:
     assert str(report.verdict) in str(report)
 
 
+def test_a_classifier_that_ends_in_sharp_probabilities() -> None:
+    """Underflow is no infinite divergence, and outputs that MC does not know are left out, and counted."""
+    model = nn.Sequential(*classifier(), nn.Softmax(1)).eval()
+    with torch.no_grad():
+        model[6].weight.mul_(60)
+    report = mp.validate(model, batches(60), 100, tiers=["accurate"], layers=False)
+    for name in ("plain", "accurate"):
+        assert math.isfinite(report.figures[name]["kl"])
+    assert report.figures["plain"]["kl"] > report.figures["accurate"]["kl"]
+    left_out = report.figures["MC dropout"]["unknown_share"]
+    assert 0 < left_out < 1
+    assert f"Left out: {left_out:.1%} of the outputs" in str(report)
+    assert report.figures["accurate"]["std_ratio"] == pytest.approx(1, abs=0.15)
+
+
 def test_a_regression() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1))

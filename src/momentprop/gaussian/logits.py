@@ -16,10 +16,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from momentprop.gaussian.normal import safe_sqrt
-from momentprop.graph.private import constant_result
+from momentprop.graph.private import constant_result, outside_of_modes
 
 _POINTS_PER_CLASS, _MOST_POINTS = 205, 4096  # 1,025 for five classes, 2,050 for ten
 _POINTS_ON_A_LINE = 512  # two classes: their difference is one variable
@@ -278,7 +277,7 @@ def _on_a_line(count: int, dtype: torch.dtype) -> Tensor:
 @contextmanager
 def _plainly() -> Iterator[None]:
     """Constants are made on the CPU, outside of whatever mode the caller is in, since they are kept."""
-    with _disable_current_modes(), torch.device("cpu"), torch.inference_mode(False), torch.no_grad():
+    with outside_of_modes(), torch.device("cpu"), torch.inference_mode(False), torch.no_grad():
         yield
 
 

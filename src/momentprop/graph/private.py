@@ -22,6 +22,7 @@ from torch._decomp import decomposition_table  # operators in terms of simpler o
 from torch._dispatch.python import enable_python_dispatcher  # kernels for symbolic shapes
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor  # a node's shape and dtype without its values
+from torch.utils._python_dispatch import _disable_current_modes  # for constants made in the midst of tracing
 
 __all__ = [  # what others import from here, though it comes from torch
     "FakeTensor",
@@ -82,6 +83,15 @@ def in_dispatch_mode() -> bool:
 def is_batched(tensor: Tensor) -> bool:
     """Say whether torch.vmap runs over the tensor: its values cannot be asked for then."""
     return torch._C._functorch.is_batchedtensor(tensor)
+
+
+@contextlib.contextmanager
+def outside_of_modes() -> Iterator[None]:
+    """Leave fake tensors, tracing and torch.vmap (which takes no random numbers): for constants to keep."""
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    with temporarily_clear_interpreter_stack(), _disable_current_modes():
+        yield
 
 
 def without_overrides() -> AbstractContextManager[Any]:

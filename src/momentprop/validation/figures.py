@@ -55,7 +55,7 @@ class OutputRow:
 
 def moment_figures(ours: Predicted, mc: Sampled) -> Figures:
     """Medians over all inputs and outputs that vary; the ratio with its 5th and 95th percentile."""
-    varies = mc.variance > 0
+    varies = mc.is_known
     true, own = mc.variance[varies].sqrt(), ours.variance[varies].sqrt()
     ratio = own / true
     low, median, high = ratio[evenly(len(ratio), _MOST_QUANTILES)].quantile(_BAND).tolist()
@@ -71,9 +71,10 @@ def moment_figures(ours: Predicted, mc: Sampled) -> Figures:
 
 def sampling_errors(mc: Sampled) -> Figures:
     """Standard errors of MC dropout itself, medians: of its std, relative, and of its mean, in std."""
-    varies = mc.variance > 0
+    varies = mc.is_known
     variance = mc.variance[varies]
     return {
+        "unknown_share": 1 - varies.sum().item() / max(1, (mc.variance > 0).sum().item()),
         "std_error": (mc.variance_error[varies] / (2 * variance)).median().item(),
         "mean_error": (mc.mean_error[varies] / variance.sqrt()).median().item(),
     }
@@ -83,7 +84,7 @@ def worst_outputs(ours: Predicted, mc: Sampled) -> list[OutputRow]:
     """List outputs one by one, that whose std is furthest off first."""
     rows = []
     for k in range(mc.mean.shape[1]):
-        varies = mc.variance[:, k] > 0
+        varies = mc.is_known[:, k]
         if not bool(varies.any()):
             continue
         true, own = mc.variance[varies, k].sqrt(), ours.variance[varies, k].sqrt()

@@ -92,11 +92,16 @@ class Findings:
     @property
     def sampling_error(self) -> str:
         """Say in words how well MC dropout itself is known."""
-        std, mean = (self.figures.get(MC, {}).get(name) for name in ("std_error", "mean_error"))
-        return (
+        std, mean, left_out = (
+            self.figures.get(MC, {}).get(name) for name in ("std_error", "mean_error", "unknown_share")
+        )
+        said = (
             f"Standard errors of MC dropout with {self.n_samples:,} samples (medians): "
             f"{shown(std)} of its std, relative; {shown(mean)} std of its mean"
         )
+        if isinstance(left_out, float) and left_out > 0:
+            said += f". Left out: {left_out:.1%} of the outputs, whose std is not known to 25 %"
+        return said
 
     def t_eq(self, tier: str | None = None) -> Samples:
         """Return what a tier is worth in MC samples; by default the recommended tier, or else the best."""

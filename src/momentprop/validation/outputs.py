@@ -20,6 +20,7 @@ from momentprop.moments import Moments, is_moments
 _MOST_POSITIONS = 64
 _MOST_PROBABILITIES = 2**15  # of one input: fewer positions where there are many classes
 _MOST_ELEMENTS = 1024
+_LEAST = 2.0**-149  # the smallest number of float32: a probability of 0 is one that underflowed
 
 Head = tuple[str, int | None] | None  # what made an output of logits, and the dimension of classes
 LOGITS = "logits"  # of a head: nothing did
@@ -132,11 +133,12 @@ class Layout:
             moved = output.movedim(lead + self.class_dim, -1)
             moved = moved.flatten(lead + 1, -2) if len(self.shape) > 1 else moved.unsqueeze(-2)
             moved = moved[..., self._positions(moved.shape[-2]), :].double()
-            return moved if name == "softmax" else moved.exp() if name == "log_softmax" else moved.softmax(-1)
+            own = moved.exp() if name == "log_softmax" else moved
+            return own.clamp_min(_LEAST) if name in ("softmax", "log_softmax") else moved.softmax(-1)
         flat = output.flatten(-len(self.shape)) if self.shape else output.unsqueeze(-1)
         flat = flat[..., self._positions(flat.shape[-1])].double()
         one = flat if name == "sigmoid" else flat.sigmoid()
-        return torch.stack([1 - one, one], -1)
+        return torch.stack([1 - one, one], -1).clamp_min(_LEAST)
 
     def of_predictive(self, values: Tensor) -> Tensor:
         """[n, K, ...] of a ClassPredictive -> [n, positions, K]."""

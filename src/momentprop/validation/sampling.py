@@ -45,6 +45,15 @@ class Sampled(Predicted):
     interrupted: bool = False
 
     @property
+    def is_known(self) -> Tensor:
+        """Say of which outputs the std is known to 25 %; of all that vary, where there is none of these.
+
+        Saturated probabilities hardly vary but for rare samples, which tell nothing of their spread.
+        """
+        known = self.variance > 2 * self.variance_error
+        return known if bool(known.any()) else self.variance > 0
+
+    @property
     def curve(self) -> dict[int, float]:
         """Return the mean divergence by size of blocks."""
         return {size: values.nanmean().item() for size, values in self.divergence.items()}

@@ -102,7 +102,7 @@ def _probabilities(found: Tensor | Moments, layout: Layout) -> Tensor:
         predictive = classify(found, kind=layout.kind)
     else:
         predictive = classify(found, dim=layout.class_dim if layout.head[0] == LOGITS else None)
-    return layout.of_predictive(predictive.probs)
+    return layout.of_predictive(predictive.log_probs.double().exp())
 
 
 def joined(parts: Sequence[Rows], **dims: int) -> Rows:
