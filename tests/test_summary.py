@@ -47,8 +47,9 @@ def test_operators_that_no_noise_reaches() -> None:
 
 def test_prints_as_a_table() -> None:
     summary = mp.convert(mlp(), torch.zeros(2, 4)).summary()
-    head, titles, line, *rows = str(summary).splitlines()
+    head, samples, titles, line, *rows = str(summary).splitlines()
     assert head == summary.head
+    assert samples == "the batch is dimension 0 of the inputs"
     assert titles.split() == ["node", "operator", "module", "rule", "exactness", "shape", "random"]
     assert set(line) == {"-", " "}
     assert len(rows) == len(summary)

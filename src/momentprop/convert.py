@@ -11,17 +11,23 @@ from torch.utils import _pytree as pytree
 
 import momentprop.rules  # noqa: F401  (registers the rules)
 from momentprop import tiers
+from momentprop.capture.batch import taken_for_time
 from momentprop.capture.signature import split_inputs
 from momentprop.capture.trace import Trace, trace
-from momentprop.engine.layouts import size_of_one
+from momentprop.engine.layouts import size_in_trace, size_of_one
 from momentprop.engine.selection import Selection
-from momentprop.errors import CovarianceError, FidelityNote, MissingRuleError
+from momentprop.errors import CovarianceError, FidelityNote, MissingRuleError, TraceNote
 from momentprop.guard import doubt
 from momentprop.moments import is_moments
 from momentprop.network import BayesianNetwork
 from momentprop.passes.coverage import analyze
 from momentprop.passes.stand_ins.unsupported import UNSUPPORTED
 from momentprop.tiers import Request, Tier
+
+_TIME_FIRST = (
+    "a recurrent layer takes the batch for time: it has batch_first=False, and dimension 0 of the inputs is "
+    "the batch by assumption. If the inputs are [time, batch, ...], say batch_dim=1"
+)
 
 
 def convert(
@@ -32,14 +38,15 @@ def convert(
     outputs: int | Sequence[int] | None = None,
     unsupported: str = "error",
     jumps: int = 0,
+    batch_dim: Any = 0,
 ) -> BayesianNetwork:
     """Turn a trained dropout network into one that returns mean and variance in a single pass.
 
     Args:
         model: any module that `torch.export` accepts. It is not modified.
         example_inputs: a tensor, a tuple of positional inputs, or (args, kwargs); tensors may be in tuples,
-            dictionaries and dataclass instances. The first dimension is the batch; afterwards any batch size
-            runs. An input given as `Moments` is uncertain.
+            dictionaries and dataclass instances. The first dimension is the batch, unless `batch_dim` says
+            otherwise; afterwards any batch size runs. An input given as `Moments` is uncertain.
         fidelity: the tier of rules:
 
             - `accurate`: the covariance of the outputs, by a forward and a backward sweep;
@@ -65,6 +72,10 @@ def convert(
             each output, in `Moments.jumps`. With small drop probabilities (below 0.1 or so) and few of them
             in charge, the output is no Gaussian, and with its 16 largest jumps `mp.regress` gives the
             distribution that MC dropout samples from. Tier `accurate` only.
+        batch_dim: the dimension of the inputs that is the batch, such as 1 for [time, batch, features]; or
+            one for each input, in their structure (None for an input without a batch). None alone says that
+            the inputs together are one sample, such as a graph: its sizes may vary from call to call, and
+            the covariance is that of all outputs.
 
     Returns:
         A module called like the model, with `Moments` in place of every output tensor.
@@ -87,7 +98,7 @@ def convert(
     args, kwargs = split_inputs(example_inputs)
     leaves = pytree.tree_leaves((args, kwargs), is_leaf=is_moments)
     uncertain = tuple(is_moments(v) for v in leaves)
-    traced = trace(model, example_inputs)
+    traced = _traced(model, example_inputs, batch_dim)
 
     def network(tier: Tier) -> BayesianNetwork:
         return BayesianNetwork(model, traced, Request(tier, selection, unsupported, jumps), uncertain)
@@ -122,6 +133,14 @@ def convert(
     return fast
 
 
+def _traced(model: nn.Module, example_inputs: Any, batch_dim: Any) -> Trace:
+    traced = trace(model, example_inputs, batch_dim)
+    place = None if traced.signature.batch.whole else taken_for_time(traced.graph)
+    if place is not None:
+        warnings.warn(f"{_TIME_FIRST}:\n  {place}", TraceNote, stacklevel=3)
+    return traced
+
+
 def _check(fidelity: str, outputs: int | Sequence[int] | None, unsupported: str, jumps: int) -> None:
     """Refuse options that do not exist, or do not go together."""
     if fidelity not in tiers.NAMES:
@@ -146,4 +165,5 @@ def _count(traced: Trace, uncertain: Sequence[bool]) -> int:
     random = analyze(traced.graph, tiers.ACCURATE.rules, inputs).random
     outputs: Any = next(reversed(traced.graph.nodes)).args[0]
     values = [v.meta["val"] for v in outputs if isinstance(v, fx.Node) and v in random]
-    return sum(size_of_one(v) for v in values if isinstance(v, Tensor))
+    size = size_in_trace if traced.signature.batch.whole else size_of_one
+    return sum(size(v) for v in values if isinstance(v, Tensor))

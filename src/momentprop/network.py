@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from momentprop.capture.batch import Batch
 from momentprop.capture.records import rebuild_output
 from momentprop.capture.trace import Trace
 from momentprop.engine.layouts import Layout, layouts
@@ -115,7 +116,10 @@ class BayesianNetwork(Compiled):
         outputs: Any = next(reversed(graph.nodes)).args[0]
         drops = [n.args[1] for n in graph.nodes if n.target in DROPOUTS and n.args[2]]
         rates = ", ".join(f"{drops.count(p)} x p={p:g}" for p in sorted({*drops}))
-        given, returned = (", ".join(filter(None, map(_shape, nodes))) for nodes in (inputs, outputs))
+        batch = self._trace.signature.batch
+        given, returned = (
+            ", ".join(filter(None, [_shape(n, batch) for n in nodes])) for nodes in (inputs, outputs)
+        )
         says = f"tier={self.fidelity!r}, {given} -> {returned}, dropout: {rates or 'other noise'}"
         return f"{type(self).__name__}({says})"
 
@@ -230,13 +234,12 @@ def _moved(tensor: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
     return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
 
 
-def _shape(node: Any) -> str:
+def _shape(node: Any, batch: Batch) -> str:
     """Describe an input or output, such as float32[batch, 3]; nothing but tensors has a shape."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     if not isinstance(value, Tensor):
         return ""
-    sizes = [str(n) if isinstance(n, int) else "batch" for n in value.shape]
-    return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
+    return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(batch.names(value.shape))}]"
 
 
 _EMPTY = nn.Module()

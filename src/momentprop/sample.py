@@ -90,6 +90,7 @@ def monte_carlo(
     samples_at_once: int | None = None,
     compile: bool = False,
     progress: bool = False,
+    batch_dim: Any = 0,
 ) -> Any:
     """Mean, variance and standard errors of the outputs over random dropout masks.
 
@@ -103,6 +104,7 @@ def monte_carlo(
         samples_at_once: how many samples run as one batch; by default chosen for speed and memory.
         compile: run the sampled part through `torch.compile`.
         progress: show a progress bar on stderr (needs rich).
+        batch_dim: as for `mp.convert`; a converted network knows it.
 
     Returns:
         The model's output structure with `SampledMoments` in place of tensors.
@@ -115,7 +117,7 @@ def monte_carlo(
     """
     if n_samples < 2:
         raise ValueError(f"n_samples must be at least 2, not {n_samples}")
-    traced = inside(model).trace if isinstance(model, BayesianNetwork) else trace(model, inputs)
+    traced = inside(model).trace if isinstance(model, BayesianNetwork) else trace(model, inputs, batch_dim)
     args, kwargs = split_inputs(inputs)
     leaves = traced.signature.flatten(args, kwargs)
     sampler = _sampler(traced, tuple(is_moments(leaf) for leaf in leaves), compile)

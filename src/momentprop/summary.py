@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
+from momentprop.capture.batch import Batch
 from momentprop.engine.derive import Derived
 from momentprop.engine.plan import Plan
 from momentprop.graph.place import DECOMPOSED, place_of
@@ -52,6 +52,7 @@ class Summary:
     fidelity: str
     rows: tuple[Row, ...]
     n_operators: int
+    samples: str  # which dimension of the inputs is the batch
     selection: str = ""  # of outputs, where not all get a covariance
 
     def __iter__(self) -> Iterator[Row]:
@@ -87,7 +88,7 @@ class Summary:
         widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
         table = [titles, tuple("-" * w for w in widths), *cells]
         lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table]
-        return "\n".join([self.head, *lines])
+        return "\n".join([self.head, self.samples, *lines])
 
     __repr__ = __str__
 
@@ -96,14 +97,14 @@ def summarize(prepared: Prepared, request: Request, plan: Plan, random_only: boo
     """The summary of a network: of the graph it was made of, and of the plan of its program."""
     nodes = [node for node in prepared.trace.graph.nodes if node.op == "call_function"]
     used = {step.name: step.operator for step in plan.steps}
-    tier = request.tier
-    rows = [_row(node, node in prepared.random, tier.rules, used) for node in nodes]
+    tier, batch = request.tier, prepared.trace.signature.batch
+    rows = [_row(node, node in prepared.random, tier.rules, used, batch) for node in nodes]
     chosen = [row for row in rows if row.random or row.fallback or not random_only]
     selection = "" if request.selection.takes_all else str(request.selection)
-    return Summary(tier.name, tuple(chosen), len(rows), selection)
+    return Summary(tier.name, tuple(chosen), len(rows), str(batch), selection)
 
 
-def _row(node: fx.Node, random: bool, rules: Lookup, used: Mapping[str, Any]) -> Row:
+def _row(node: fx.Node, random: bool, rules: Lookup, used: Mapping[str, Any], free: Batch) -> Row:
     place = place_of(node)
     operator = getattr(node.target, "__name__", "") if " " in place.operator else place.operator
     rule = rule_of(node, rules)
@@ -125,7 +126,7 @@ def _row(node: fx.Node, random: bool, rules: Lookup, used: Mapping[str, Any]) ->
         name = operator  # picks one of several results
     if DECOMPOSED in node.meta and name != "plain":
         name = f"{name} (decomposed from {node.meta[DECOMPOSED]})"
-    return Row(node.name, operator, place.module, name, exactness, _shape(node), random, fallback)
+    return Row(node.name, operator, place.module, name, exactness, _shape(node, free), random, fallback)
 
 
 def _stands_for(node: fx.Node, used: Mapping[str, Any]) -> str:
@@ -142,19 +143,7 @@ def _written_at(function: Any) -> str:
     return f"{module}.{function.__qualname__.split('.<locals>')[0]}"
 
 
-def _shape(node: fx.Node) -> str:
+def _shape(node: fx.Node, free: Batch) -> str:
     value = node.meta.get("val")
     values = value if isinstance(value, (list, tuple)) else [value]
-    return ", ".join(f"[{', '.join(_sizes(v.shape))}]" if isinstance(v, Tensor) else "-" for v in values)
-
-
-def _sizes(shape: Sequence[Any]) -> list[str]:
-    """Sizes as text, with `batch` in place of the tracer's symbol."""
-    found = []
-    for size in shape:
-        text = str(size)
-        if isinstance(size, torch.SymInt):
-            for symbol in size.node.expr.free_symbols:
-                text = text.replace(str(symbol), "batch")
-        found.append(text)
-    return found
+    return ", ".join(f"[{', '.join(free.names(v.shape))}]" if isinstance(v, Tensor) else "-" for v in values)

@@ -375,9 +375,14 @@ class TestMixing:
         assert known == {}
 
     def test_a_model_that_cannot_run_on_the_probe(self) -> None:
-        """It takes pairs of samples, and the probe has an odd number: nothing is known, nothing raised."""
-        _, known = found(Apply(lambda x: drop(x).reshape(-1, 2, 10).sum(1), "pairs"), sequence())
+        """Random matrices are not positive definite: nothing is known, nothing raised."""
+        model = Apply(lambda x: drop(torch.linalg.cholesky(x)), "cholesky")
+        _, known = found(model, torch.eye(2).expand(3, 2, 2).clone())
         assert known == {}
+
+    def test_pairs_of_rows_are_one_sample(self) -> None:
+        _, known = found(Apply(lambda x: drop(x).reshape(-1, 2, 10).sum(1), "pairs"), sequence())
+        assert {layout.size for layout in known.values()} == {20, 10}
 
 
 @st.composite

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
+from torch import nn
+from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from momentprop.capture.arming import armed
+from momentprop.capture.batch import Batch
 from momentprop.capture.layerdrop import BranchByChanceError, without_branches
 from momentprop.capture.quiet import speechless
 from momentprop.capture.records import closed, flatten_output
@@ -42,14 +43,10 @@ class _Call(nn.Module):
 
 
 def export(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], disarm: frozenset[str]
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Batch, disarm: frozenset[str]
 ) -> tuple[ExportedProgram, pytree.TreeSpec, list[type]]:
     """The program, the structure of its outputs, and the types of outputs that None stands for."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    batch = next(v.shape[0] for v in leaves if isinstance(v, Tensor) and v.dim())
-
-    def dynamic(leaf: Any) -> Any:
-        return {0: Dim.AUTO} if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == batch else None
 
     def run() -> tuple[ExportedProgram, pytree.TreeSpec, list[type]]:
         kept: list[tuple[pytree.TreeSpec, list[type]]] = []
@@ -58,7 +55,7 @@ def export(
         program = torch.export.export(
             _Call(twin, spec, lambda *outputs: kept.append(outputs)),
             (leaves,),
-            dynamic_shapes=([dynamic(leaf) for leaf in leaves],),
+            dynamic_shapes=(batch.free_sizes(leaves),),
             strict=False,
         )
         return program, *kept[-1]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
+from momentprop.capture.batch import Batch, BatchDim
 from momentprop.capture.records import closed, is_record, opened
 from momentprop.errors import InputError
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
@@ -56,11 +57,14 @@ class Signature:
     positional_names: tuple[str, ...]  # of the model's forward
     spec: pytree.TreeSpec
     examples: tuple[Any, ...]  # a tensor on the meta device, or the constant that was traced
-    batched: tuple[bool, ...]  # whether the first dimension may have any size
+    open: tuple[tuple[int, ...], ...]  # dimensions of any size
+    batch: Batch
     integers: tuple[Tensor | None, ...] = ()  # the values of examples that are indices, tokens or masks
 
     @staticmethod
-    def of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
+    def of(
+        model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: BatchDim = 0
+    ) -> Signature:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         parameters = inspect.signature(model.forward).parameters.values()
         return Signature(
@@ -69,7 +73,8 @@ class Signature:
             positional_names=tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD),
             spec=spec,
             examples=tuple(v.to("meta") if isinstance(v, Tensor) else v for v in leaves),
-            batched=tuple(False for _ in leaves),
+            open=tuple(() for _ in leaves),
+            batch=Batch.of(batch_dim, args, kwargs),
             integers=tuple(_integers(v) for v in leaves),
         )
 
@@ -95,7 +100,7 @@ class Signature:
             raise InputError(self._mismatch(args, ordered))
         if not torch.compiler.is_compiling():
             for i, (leaf, example) in enumerate(zip(leaves, self.examples, strict=True)):
-                self._check(self._name(i), leaf, example, self.batched[i])
+                self._check(self._name(i), leaf, example, i)
         return leaves
 
     def tensors(
@@ -114,10 +119,11 @@ class Signature:
         for i, example in enumerate(self.examples):
             if not isinstance(example, Tensor):
                 continue
-            shape = [batch if self.batched[i] and d == 0 else int(n) for d, n in enumerate(example.shape)]
+            dim, size = self.batch.dims[i], batch * self.batch.rows
+            shape = [size if d == dim else int(n) for d, n in enumerate(example.shape)]
             rows = self.integers[i] if self.integers else None
-            if rows is not None and self.batched[i]:
-                rows = rows[torch.arange(batch, device=rows.device) % len(rows)]
+            if rows is not None and dim is not None:
+                rows = rows.index_select(dim, torch.arange(size, device=rows.device) % rows.shape[dim])
             found.append((make(shape) if rows is None else rows).to(device, example.dtype))
             if uncertain[i]:
                 found.append(make(shape).abs().to(device, example.dtype))
@@ -126,9 +132,10 @@ class Signature:
     def dynamic(self, uncertain: Sequence[bool]) -> list[Any]:
         """The free dimensions of these tensors, as torch.export wants them."""
         free: list[Any] = []
-        for example, batched, random in zip(self.examples, self.batched, uncertain, strict=True):
+        size = Dim.DYNAMIC if self.batch.rows == 1 else self.batch.rows * Dim("batch")
+        for example, dim, random in zip(self.examples, self.batch.dims, uncertain, strict=True):
             if isinstance(example, Tensor):
-                free += [{0: Dim.DYNAMIC} if batched else None] * (2 if random else 1)
+                free += [None if dim is None else {dim: size}] * (2 if random else 1)
         return free
 
     def split(self, leaves: Sequence[Any], uncertain: Sequence[bool]) -> list[Tensor]:
@@ -172,8 +179,15 @@ class Signature:
         path, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(self.examples, self.spec))[0][index]
         return "inputs" + pytree.keystr(path[1:])
 
-    @staticmethod
-    def _check(name: str, leaf: Any, example: Any, batched: bool) -> None:
+    def _shape(self, index: int) -> list[str]:
+        """The shape that an input must have, as text."""
+        sizes = [str(n) for n in self.examples[index].shape]
+        free = "any" if self.batch.whole else "batch" if self.batch.rows == 1 else f"{self.batch.rows}*batch"
+        for d in self.open[index]:
+            sizes[d] = free
+        return sizes
+
+    def _check(self, name: str, leaf: Any, example: Any, index: int) -> None:
         value = mean_of(leaf)
         if not isinstance(example, Tensor):
             if type(value) is not type(example) or value != example:
@@ -187,10 +201,13 @@ class Signature:
                 f"{name} must be {example.dtype}, not {value.dtype}; convert it with .to({example.dtype}) "
                 "or the network with bnn.to(...)"
             )
-        skip = 1 if batched else 0
-        if value.dim() != example.dim() or value.shape[skip:] != example.shape[skip:]:
-            expected = ["batch" if batched and d == 0 else str(n) for d, n in enumerate(example.shape)]
-            raise InputError(f"{name} must have shape [{', '.join(expected)}], not {list(value.shape)}")
+        fits = value.dim() == example.dim() and all(
+            size % self.batch.rows == 0 if d in self.open[index] else size == example.shape[d]
+            for d, size in enumerate(value.shape)
+        )
+        if not fits:
+            expected = ", ".join(self._shape(index))
+            raise InputError(f"{name} must have shape [{expected}], not {list(value.shape)}")
         if isinstance(leaf, Moments):
             if not value.is_floating_point():
                 raise InputError(f"{name} has dtype {value.dtype} and cannot be uncertain")

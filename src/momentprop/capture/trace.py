@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from momentprop.capture.agreement import Outputs, differing, evaluated
+from momentprop.capture.batch import Batch, BatchDim, open_dimensions, rows_per_sample
 from momentprop.capture.exporting import PREFIX, export
 from momentprop.capture.idle import hides_noise, outputs_of
 from momentprop.capture.layerdrop import BranchByChanceError
@@ -81,29 +82,47 @@ class Trace:
         return dataclasses.replace(self, graph=graph, signature=self.signature.moved(probe))
 
 
-def trace(model: nn.Module, inputs: Any) -> Trace:
-    """Trace the model with dropout armed and a dynamic batch dimension, leaving it as it was."""
+def trace(model: nn.Module, inputs: Any, batch_dim: BatchDim = 0) -> Trace:
+    """Trace the model with dropout armed and any number of samples, leaving it as it was."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, not {type(model).__name__}")
     args, kwargs = pytree.tree_map(mean_of, split_inputs(inputs), is_leaf=is_moments)
-    signature = Signature.of(model, args, kwargs)
     own = {id(leaf): leaf.detach() for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
     # tensors of our own, for torch.export leaves notes on them
-    leaves = _two_or_more([own.get(id(leaf), leaf) for leaf in pytree.tree_leaves((args, kwargs))])
+    leaves = [own.get(id(leaf), leaf) for leaf in pytree.tree_leaves((args, kwargs))]
     if not any(isinstance(leaf, Tensor) for leaf in leaves):
         raise InputError("the example inputs contain no tensor")
-    args, kwargs = pytree.tree_unflatten(leaves, signature.spec)
+    signature = Signature.of(model, args, kwargs, batch_dim)
     with EXPORTING:  # what is run to compare with must not run while another thread exports
-        made = _trace(model, args, kwargs, signature)
-    batched = tuple(_has_symbolic_batch(node) for node in made.input_nodes)
-    return dataclasses.replace(made, signature=dataclasses.replace(signature, batched=batched))
+        return _with_samples(model, leaves, signature)
+
+
+def _with_samples(model: nn.Module, leaves: list[Any], signature: Signature) -> Trace:
+    """Trace; once more where the model turns out to put several rows of the batch together."""
+
+    def traced(batch: Batch) -> Trace:
+        args, kwargs = pytree.tree_unflatten(batch.two_or_more(leaves), signature.spec)
+        made = _trace(model, args, kwargs, dataclasses.replace(signature, batch=batch))
+        left = tuple([open_dimensions(node) for node in made.input_nodes])
+        kept = tuple([d if d in found else None for d, found in zip(batch.dims, left, strict=True)])
+        batch = dataclasses.replace(batch, dims=tuple([None] * len(kept)) if batch.whole else kept)
+        return dataclasses.replace(made, signature=dataclasses.replace(signature, batch=batch, open=left))
+
+    made = traced(signature.batch)
+    rows = 1 if signature.batch.whole else rows_per_sample(made.graph)
+    if rows > 1:
+        try:
+            return traced(dataclasses.replace(signature.batch, rows=rows))
+        except TraceError:
+            return made
+    return made
 
 
 def _trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], signature: Signature) -> Trace:
     """Trace with dropout armed, leaving in eval mode what would make more of training than dropout."""
 
     def attempt(disarm: frozenset[str]) -> tuple[Trace, frozenset[str]]:
-        program, out_spec, left_out = export(model, args, kwargs, disarm)
+        program, out_spec, left_out = export(model, args, kwargs, signature.batch, disarm)
         opaque.update(dict.fromkeys(left_out))
         graph, state, written = normalize(program, PREFIX)
         constants = {name.removeprefix(PREFIX): value for name, value in program.constants.items()}
@@ -218,27 +237,5 @@ def _n_dropouts(made: Trace) -> int:
     return sum(node.target in DROPOUTS for node in made.graph.nodes)
 
 
-def _two_or_more(leaves: list[Any]) -> list[Any]:
-    """Use a batch of 2 so that it stays symbolic: sizes 0 and 1 are special to the tracer."""
-    size = next((v.shape[0] for v in leaves if isinstance(v, Tensor) and v.dim()), 2)
-    if size >= 2:
-        return leaves
-
-    def two(v: Any) -> Any:
-        if not isinstance(v, Tensor) or not v.dim() or v.shape[0] != size:
-            return v
-        return torch.cat([v, v]) if size else v.new_zeros(2, *v.shape[1:])
-
-    return [two(v) for v in leaves]
-
-
 def _tensor_inputs(node: fx.Node) -> bool:
     return any(isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes)
-
-
-def _has_symbolic_batch(node: fx.Node) -> bool:
-    """Say whether tracing left the first dimension open; a model may have fixed it (`x.view(4, 6)`)."""
-    value = node.meta.get("val")
-    if not isinstance(value, Tensor) or value.dim() == 0 or not isinstance(value.shape[0], torch.SymInt):
-        return False
-    return bool(value.shape[0].node.expr.free_symbols)

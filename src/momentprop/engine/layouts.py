@@ -31,14 +31,21 @@ class Layout:
     before: int
     after: int
     whole: bool = True  # the first dimension is the batch, and nothing else
+    alone: bool = False  # the value belongs to one sample, whatever its size
 
     @property
     def size(self) -> int:
-        """Elements per sample."""
+        """Elements per sample, in the trace."""
         return self.before * self.after
+
+    def size_in(self, value: Tensor) -> int:
+        """Elements per sample."""
+        return value.numel() if self.alone else self.size
 
     def batch_of(self, value: Tensor) -> Any:
         """The number of samples."""
+        if self.alone:
+            return 1
         return value.shape[0] if self.whole else value.numel() // self.size
 
     def split(self, rows: Tensor, batch: Any) -> Tensor:
@@ -47,29 +54,46 @@ class Layout:
             return rows.flatten(2).transpose(0, 1) if rows.dim() > 2 else rows.T[..., None]
         if batch == 0:
             return rows.new_zeros(0, rows.shape[0], 0)
-        parts = rows.reshape(rows.shape[0], self.before, batch, -1)
+        parts = rows.reshape(rows.shape[0], 1 if self.alone else self.before, batch, -1)
         return parts.permute(2, 0, 1, 3).reshape(batch, rows.shape[0], -1)
 
     def samples(self, value: Tensor) -> Tensor:
         """A value as [batch, elements], a sample's elements in row-major order."""
+        if self.alone:
+            return value.reshape(1, -1)
         parts = value.reshape(self.before, self.batch_of(value), self.after)
         return parts.transpose(0, 1).reshape(-1, self.size)
 
     def restored(self, samples: Tensor, like: Tensor) -> Tensor:
         """The inverse of `samples`, for leading dimensions too: [..., batch, elements] -> [..., *shape]."""
         lead = samples.shape[:-2]
+        if self.alone:
+            return samples.reshape(*lead, *like.shape)
         parts = samples.reshape(*lead, samples.shape[-2], self.before, self.after)
         return parts.transpose(-3, -2).reshape(*lead, *like.shape)
 
 
 def layouts(trace: Trace, state: list[Tensor]) -> dict[str, Layout]:
     """The layout of every value, by name, that depends on the inputs and in which samples do not mix."""
+    if trace.signature.batch.whole:
+        return {node.name: _alone(node) for node in trace.graph.nodes}
     for own_integers in (False, True):  # models may refuse tokens of which none ends the sentence
         try:
             return _observed(trace, state, own_integers)
         except Exception:
             continue
     return {}  # the model cannot run on such a batch: nothing is known about any value
+
+
+def _alone(node: fx.Node) -> Layout:
+    value = node.meta.get("val")
+    return Layout(1, size_in_trace(value) if isinstance(value, Tensor) else 1, whole=False, alone=True)
+
+
+def size_in_trace(value: Tensor) -> int:
+    """Elements of a traced value for the inputs it was traced with."""
+    sizes: list[Any] = list(value.shape)
+    return math.prod([s.node.hint if isinstance(s, torch.SymInt) else s for s in sizes])
 
 
 def _observed(trace: Trace, state: list[Tensor], own_integers: bool) -> dict[str, Layout]:
@@ -170,20 +194,29 @@ def _inputs(trace: Trace, state: list[Tensor], batch: int, seed: int, own_intege
     generator = torch.Generator().manual_seed(0)
     known = signature.integers if own_integers else [None] * len(signature.examples)
     inputs = []
-    for example, given, batched in zip(signature.examples, known, signature.batched, strict=True):
+    rows = signature.batch.rows
+    for example, given, dim in zip(signature.examples, known, signature.batch.dims, strict=True):
         if given is None:
-            inputs.append(_probe(example, generator, batch if batched else None))
+            inputs.append(_probe(example, generator, None if dim is None else (dim, batch * rows)))
         else:
-            inputs.append(given[:1].repeat(batch, *[1] * (given.dim() - 1)) if batched else given)
+            inputs.append(given if dim is None else _repeated(given.narrow(dim, 0, rows), dim, batch))
     if seed:
         generator.manual_seed(seed)
-        for value, given, batched in zip(inputs, known, signature.batched, strict=True):
-            if batched and given is not None:
-                value[_CHANGED] = given[seed % len(given)].roll(seed, -1) if given.dim() > 1 else given[0]
-            elif batched:
-                value[_CHANGED] = _probe(value[_CHANGED], generator, change=True)
+        for value, given, dim in zip(inputs, known, signature.batch.dims, strict=True):
+            if dim is None:
+                continue
+            sample = value.narrow(dim, _CHANGED * rows, rows)
+            if given is None:
+                sample.copy_(_probe(sample, generator, change=True))
+            else:
+                other = given.narrow(dim, seed % (given.shape[dim] // rows) * rows, rows)
+                sample.copy_(other.roll(seed, -1) if given.dim() > 1 else other)
     device = device_of(state)
     return [v.to(device) if isinstance(v, Tensor) else v for v in [*state, *inputs]]
+
+
+def _repeated(value: Tensor, dim: int, times: int) -> Tensor:
+    return value.repeat([times if d == dim else 1 for d in range(value.dim())])
 
 
 def device_of(state: Sequence[Tensor]) -> torch.device:
@@ -191,11 +224,15 @@ def device_of(state: Sequence[Tensor]) -> torch.device:
     return next((t.device for t in state), torch.device("cpu"))
 
 
-def _probe(example: Any, generator: torch.Generator, batch: int | None = None, change: bool = False) -> Any:
+def _probe(
+    example: Any, generator: torch.Generator, batch: tuple[int, int] | None = None, change: bool = False
+) -> Any:
     """Draw uniform numbers in [-1, 1]; integer inputs are 0, or 1 in the changed sample."""
     if not isinstance(example, Tensor):
         return example
-    shape = example.shape if batch is None else [batch, *example.shape[1:]]
+    shape = list(example.shape)
+    if batch is not None:
+        shape[batch[0]] = batch[1]
     if not example.is_floating_point():
         return torch.full(shape, int(change), dtype=example.dtype, device="cpu")
     return torch.rand(shape, dtype=example.dtype, generator=generator, device="cpu") * 2 - 1

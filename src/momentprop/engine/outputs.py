@@ -148,7 +148,7 @@ class Outputs:
         layout = self.layouts[name]
         out = Moments(value + answer.shift, answer.jumps.square().sum(0))
         _, indices = self.selection.of(out, layout)
-        count = layout.size if indices is None else indices.shape[1]
+        count = layout.size_in(value) if indices is None else indices.shape[1]
         nothing = value.new_zeros(layout.batch_of(value), count, count)
         swept = Swept(nothing, indices, Largest(self.jumps) if self.jumps else None)
         return self._completed(out, self._with_paths(swept, answer, name), name)
@@ -161,6 +161,6 @@ class Outputs:
             jumps = swept.jumps.result(out.mean, layout, diagonal if self.plan.only_masks else None)
         if indices is not None:
             diagonal = self.selection.corrected(layout.samples(out.variance), diagonal, indices)
-            asked = self.selection.count(layout.size)
+            asked = self.selection.count(layout.size_in(out.mean))
             covariance, indices = covariance[:, :asked, :asked], indices[:, :asked]
         return Moments(out.mean, layout.restored(diagonal, out.mean), covariance, indices, jumps=jumps)

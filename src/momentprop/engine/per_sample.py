@@ -80,7 +80,7 @@ class PerSample(nn.Module):
         wanted = dataclasses.replace(wanted, layouts={**layouts, **own})
         self.one = Program(copy, marked, rules, wanted)
         self.n_state = len(trace.state)
-        self.batched = trace.signature.batched
+        self.batch = trace.signature.batch
         outputs: Any = next(reversed(trace.graph.nodes)).args[0]
         self.places = [_batch_place(v, layouts) for v in outputs]
 
@@ -96,19 +96,19 @@ class PerSample(nn.Module):
     def forward(self, *values: Any) -> list[Any]:
         state, inputs = values[: self.n_state], values[self.n_state :]
         given: list[Tensor] = []
-        for value, batched in zip(inputs, self.batched, strict=True):
-            if batched:
-                given += [value.mean, value.variance] if is_moments(value) else [value]
+        for value, dim in zip(inputs, self.batch.dims, strict=True):
+            if dim is not None:
+                tensors = [value.mean, value.variance] if is_moments(value) else [value]
+                given += [t.movedim(dim, 0).unflatten(0, (-1, self.batch.rows)) for t in tensors]
         empty = given[0].shape[0] == 0  # which vmap does not take
         if empty:
             given = [v.new_zeros(1, *v.shape[1:]) for v in given]
         kept: list[Any] = []
 
         def run(*one: Tensor) -> tuple[Tensor, ...]:
-            rest = iter([v.unsqueeze(0) for v in one])
-            filled = []
-            for value, batched in zip(inputs, self.batched, strict=True):
-                filled.append(_next(value, rest) if batched else value)
+            rest, filled = iter(one), []
+            for value, dim in zip(inputs, self.batch.dims, strict=True):
+                filled.append(value if dim is None else _next(value, rest, dim))
             outputs = self.one(*state, *filled)
             kept[:] = outputs
             return tuple([leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)])
@@ -123,8 +123,10 @@ class PerSample(nn.Module):
         return [pytree.tree_map_with_path(partial(joined, place), out) for out, place in pairs]
 
 
-def _next(value: Any, rest: Any) -> Any:
-    return Moments(next(rest), next(rest)) if is_moments(value) else next(rest)
+def _next(value: Any, rest: Any, dim: int) -> Any:
+    """The next input of one sample, whose rows go back to the dimension of the batch."""
+    found = [next(rest).movedim(0, dim) for _ in range(2 if is_moments(value) else 1)]
+    return Moments(*found) if is_moments(value) else found[0]
 
 
 def _size(x: Any, dim: int) -> Any:

@@ -140,8 +140,10 @@ def _paths(trace: Trace, random: set[fx.Node], layouts: Mapping[str, Layout]) ->
     mixed = [node for node in trace.graph.nodes if node in random and node.name not in layouts]
     if mixed:
         raise CovarianceError(
-            "the covariance of one sample's outputs is not defined where samples of the batch share "
-            f"noise or influence each other, or where the batch size is fixed:\n  {place_of(mixed[0])}"
+            "the covariance of one sample's outputs is not defined where samples of the batch share noise or "
+            "influence each other, or where the batch size is fixed. The assumption here: "
+            f"{trace.signature.batch}. Say batch_dim= for another dimension, and batch_dim=None if the "
+            f"inputs together are one sample (such as a graph):\n  {place_of(mixed[0])}"
         )
     sources = path_sources(trace.graph, random, layouts)
     if not sources:

@@ -73,7 +73,7 @@ class Selection:
 
     def of(self, out: Moments, layout: Layout) -> tuple[Tensor, Tensor | None]:
         """Cotangents [K, *shape] that pick the chosen outputs, then the probes; and their indices."""
-        size, batch = layout.size, layout.batch_of(out.mean)
+        size, batch = layout.size_in(out.mean), layout.batch_of(out.mean)
         count = self.count(size)
         every = torch.arange(size, device=out.device)
         if self.largest is not None and count < size:

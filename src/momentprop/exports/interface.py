@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from momentprop.capture.batch import Batch
 from momentprop.capture.records import closed, is_record, opened
 from momentprop.capture.signature import Signature
 from momentprop.errors import ArchiveError
@@ -33,11 +34,12 @@ class Port:
     rows: Any = None  # of an input of indices or masks: some that make sense, as nested lists
 
     @classmethod
-    def of(cls, name: str, tensor: Tensor, batched: bool, uncertain: bool, integers: Tensor | None) -> Self:
-        shape = [BATCH if batched and d == 0 else int(n) for d, n in enumerate(tensor.shape)]
+    def of(cls, name: str, tensor: Tensor, dim: int | None, uncertain: bool, integers: Tensor | None) -> Self:
+        shape = [BATCH if d == dim else int(n) for d, n in enumerate(tensor.shape)]
         rows = None
         if integers is not None:
-            rows = (integers[:_ROWS] if batched else integers).tolist()
+            few = integers if dim is None else integers.narrow(dim, 0, min(_ROWS, integers.shape[dim]))
+            rows = few.tolist()
         return cls(name, dtype_name(tensor.dtype), tuple(shape), uncertain, rows)
 
     @property
@@ -50,8 +52,9 @@ class Port:
         return found
 
     @property
-    def batched(self) -> bool:
-        return bool(self.shape) and self.shape[0] == BATCH
+    def batch_dim(self) -> int | None:
+        """The dimension of any size; None if there is none."""
+        return self.shape.index(BATCH) if BATCH in self.shape else None
 
     def sizes(self, batch: int = 1) -> list[int]:
         return [batch if n == BATCH else int(n) for n in self.shape]
@@ -61,7 +64,8 @@ class Port:
         if self.rows is None:
             return None
         rows = torch.tensor(self.rows, dtype=self.torch_dtype)
-        return rows[torch.arange(batch) % len(rows)] if self.batched else rows
+        dim = self.batch_dim
+        return rows if dim is None else rows.index_select(dim, torch.arange(batch) % rows.shape[dim])
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"shape": list(self.shape)}
@@ -96,7 +100,7 @@ class Call:
             name = unique([*taken, _input_name(path, signature.positional_names)])[-1]
             taken.extend([name, f"{name}_variance"] if uncertain[i] else [name])
             integers = signature.integers[i] if signature.integers else None
-            ports.append(Port.of(name, value, signature.batched[i], uncertain[i], integers))
+            ports.append(Port.of(name, value, signature.batch.dims[i], uncertain[i], integers))
             return {"input": len(ports) - 1}
 
         tree = outline(closed(pytree.tree_unflatten(signature.examples, signature.spec)), leaf)
@@ -113,9 +117,12 @@ class Call:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         order = iter(self.inputs)
         ports = [next(order) if isinstance(v, Tensor) else None for v in leaves]
-        batched = tuple(port is not None and port.batched for port in ports)
+        dims = tuple(None if port is None else port.batch_dim for port in ports)
+        free = tuple(() if d is None else (d,) for d in dims)
         integers = tuple(None if port is None else port.integers() for port in ports)
-        return Signature(len(args), tuple(kwargs), self.positional, spec, tuple(leaves), batched, integers)
+        return Signature(
+            len(args), tuple(kwargs), self.positional, spec, tuple(leaves), free, Batch(dims), integers
+        )
 
     @property
     def ports(self) -> list[Port]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from momentprop.capture.signature import EXAMPLE_BATCH, Make, Signature
+from momentprop.errors import ExportError
 from momentprop.exports.interface import BATCH, Call, Port, dtype_name
 from momentprop.lowering.lower import device_of, lower
 from momentprop.network import BayesianNetwork, inside
@@ -35,6 +36,11 @@ class Program:
 def program_of(network: nn.Module, head: Callable[[Any], dict[str, Tensor]]) -> Program:
     """Export a converted network (or one that `load` gave) with `head` behind it."""
     signature, uncertain, fidelity = _known(network)
+    if signature.batch.rows > 1:
+        raise ExportError(
+            f"a network that takes {signature.batch.rows} rows of the batch for one sample cannot be "
+            "exported; wrap the model in a module that takes [batch, rows, ...] and folds them itself"
+        )
     names: list[str] = []
 
     def values(output: Any) -> Iterable[Tensor]:

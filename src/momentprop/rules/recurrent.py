@@ -97,7 +97,7 @@ def _refuses(arguments: Mapping[str, Any], random: frozenset[str]) -> str | None
         return None
     return (
         "noise reaches a recurrent layer whose number of steps is the batch dimension, which varies; "
-        "let the model take [batch, time, ...]"
+        "if the inputs are [time, batch, ...], say batch_dim=1"
     )
 
 

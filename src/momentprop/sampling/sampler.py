@@ -64,8 +64,9 @@ class Sampler:
         for node, leaf in zip(self.input_nodes, leaves, strict=True):
             if isinstance(leaf, (Tensor, Moments)):
                 for symbolic, size in zip(node.meta["val"].shape, leaf.shape, strict=True):
-                    if isinstance(symbolic, torch.SymInt) and symbolic.node.expr.is_symbol:
-                        sizes[symbolic.node.expr] = size
+                    free = symbolic.node.expr.free_symbols if isinstance(symbolic, torch.SymInt) else ()
+                    for symbol in free:  # one, of which the size is a multiple
+                        sizes[symbol] = size // int(symbolic.node.expr.subs(symbol, 1))
         return Run(
             sampler=self,
             given=[*values[: len(self.boundary)], *(u.mean for u in uncertain), *(u.std for u in uncertain)],
