@@ -137,6 +137,23 @@ def test_rows_that_the_model_puts_together() -> None:
     assert unfolded(x).shape == (4, 2)
 
 
+def test_rows_that_are_steps_of_a_recurrent_layer() -> None:
+    class Night(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop, self.rnn, self.out = nn.Dropout(0.3), nn.GRU(4, 5, batch_first=True), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.rnn(self.drop(x).view(-1, 3, 4))[0].reshape(-1, 5))
+
+    torch.manual_seed(0)
+    x = torch.randn(12, 4)
+    bnn = mp.convert(Night(), x[:6])
+    out, mc = bnn(x), mp.monte_carlo(bnn, x, 2000)
+    assert (out.shape, out.covariance.shape) == ((12, 2), (4, 6, 6))
+    torch.testing.assert_close(out.std, mc.std, rtol=0.12, atol=0)
+
+
 def test_the_inputs_together_are_one_sample() -> None:
     torch.manual_seed(0)
     model = Graph().eval()

@@ -93,7 +93,8 @@ def _refuses(arguments: Mapping[str, Any], random: frozenset[str]) -> str | None
     n_weights = (1 + arguments["bidirectional"]) * (2 + 2 * arguments["has_biases"])
     if "params" in random and len(arguments["params"]) > n_weights:
         return "its weights are random and it projects its states (proj_size), which has no rule"
-    if isinstance(arguments["input"].meta["val"].shape[1 if arguments["batch_first"] else 0], int):
+    steps = arguments["input"].meta["val"].shape[1 if arguments["batch_first"] else 0]
+    if isinstance(steps, int) or not steps.node.expr.free_symbols:  # the tracer may have worked it out
         return None
     return (
         "noise reaches a recurrent layer whose number of steps is the batch dimension, which varies; "
