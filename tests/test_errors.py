@@ -68,7 +68,8 @@ def test_random_numbers_without_a_rule_are_reported() -> None:
 @pytest.mark.parametrize("p", [0.0, None])
 def test_no_dropout(p: float | None) -> None:
     model = nn.Sequential(nn.Linear(4, 2)) if p is None else mlp(p)
-    with pytest.raises(mp.NoDropoutError, match="no active dropout"):
+    idle = "it holds no nn.Dropout" if p is None else "with p = 0"
+    with pytest.raises(mp.NoDropoutError, match=f"no active dropout: .*{idle}.*with_dropout"):
         mp.convert(model, torch.zeros(2, 4))
 
 
@@ -126,8 +127,29 @@ def test_dropout_inside_a_subgraph_is_not_overlooked() -> None:
                 x = self.linear(F.dropout(x, 0.5, self.training))
             return x.float()
 
-    with pytest.raises(mp.MissingRuleError, match="draws random numbers"):
+    with pytest.raises(mp.MissingRuleError, match=r"not followed into torch\.autocast(.|\n)*enabled=False"):
         mp.convert(Autocast(), torch.randn(2, 3))
+
+
+class Packs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.drop = nn.GRU(4, 5, batch_first=True), nn.Dropout(0.5)
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(self.drop(x), lengths, True, enforce_sorted=False)
+        return self.rnn(packed)[1][0]
+
+
+def test_packed_sequences_get_advice_that_fits() -> None:
+    x, lengths = torch.randn(2, 3, 4), torch.tensor([3, 2])
+    with pytest.raises(mp.TraceError) as error:
+        mp.convert(Packs(), (x, lengths))
+    assert "padded sequences" in str(error.value)
+    assert "self.rnn(packed)" in str(error.value)  # the user's line
+    packed = nn.utils.rnn.pack_padded_sequence(x, lengths, True)
+    with pytest.raises(mp.InputError, match="hold a PackedSequence"):
+        mp.convert(nn.GRU(4, 5), (packed,))
 
 
 def test_names_the_converted_network_needs_itself() -> None:

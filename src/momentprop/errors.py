@@ -95,7 +95,7 @@ class MissingRuleError(MomentpropError):
             "      return mp.Moments(mean, variance)\n"
             'or let convert(..., unsupported="linearize") or "sample" stand in for the missing rules.'
             if overloads
-            else "Blocks such as torch.cond or autocast must stand before the first dropout."
+            else "Blocks such as torch.cond must stand before the first dropout."
         )
         super().__init__(
             f"{len(self.places)} operator(s) that dropout noise reaches cannot be propagated:\n"

@@ -83,8 +83,9 @@ class BayesianNetwork(Compiled):
         built = Built.of(trace, request, uncertain, self._state())
         if not built.prepared.random:
             raise NoDropoutError(
-                "the model has no active dropout (or only p = 0), so its output has no uncertainty. Insert "
-                "some with mp.with_dropout, or give an uncertain input: mp.Moments(x, variance)"
+                f"the model has no active dropout{_idle_dropout(model)}, so its output has no uncertainty. "
+                "Insert dropout where it was trained with it, by mp.with_dropout(model, p, where=...), or "
+                "give an uncertain input: mp.Moments(x, variance)"
             )
         self._programs = {uncertain: built}
         self.training = False
@@ -243,6 +244,15 @@ def _shape(node: Any, batch: Batch) -> str:
 
 
 _EMPTY = nn.Module()
+
+
+def _idle_dropout(model: nn.Module) -> str:
+    """Say what there is in place of active dropout."""
+    idle = [n or "itself" for n, m in model.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
+    if idle:
+        more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
+        return f": {', '.join(idle[:3])}{more} (with p = 0, or not called)"
+    return ": it holds no nn.Dropout, and calls F.dropout with p = 0, training=False or not at all"
 
 
 def _share_state(target: nn.Module, model: nn.Module, traced: Trace) -> None:

@@ -6,22 +6,25 @@ import functools
 import inspect
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from momentprop.capture.arming import armed
 from momentprop.capture.batch import Batch
 from momentprop.capture.layerdrop import BranchByChanceError, without_branches
 from momentprop.capture.quiet import speechless
-from momentprop.capture.records import closed, flatten_output
+from momentprop.capture.records import PACKED, closed, flatten_output
 from momentprop.errors import TraceError
 from momentprop.graph import private
 from momentprop.graph.place import TORCH
 
+_OWN = str(Path(__file__).parents[1])
 PREFIX = "model."  # what wrapping puts before every name
 
 
@@ -91,15 +94,23 @@ def _with_default(name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
     return bound.args, bound.kwargs
 
 
+def _packs(error: Exception) -> bool:
+    """Say whether a packed sequence was in use where the error was raised."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(isinstance(value, PackedSequence) for frame in frames for value in frame.f_locals.values())
+
+
 def _explain(model: nn.Module, error: Exception) -> str:
     """Say what torch.export said, and the place in the user's code it happened at."""
     frames = [
         f"\n  File {frame.filename!r}, line {frame.lineno}: {frame.line}"
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(TORCH) and frame.filename != __file__
+        if not frame.filename.startswith((TORCH, _OWN))
     ]
     text = str(error).strip()
-    if "data-dependent" in text or "data dependent" in text:
+    if _packs(error):
+        advice = PACKED
+    elif "data-dependent" in text or "data dependent" in text:
         advice = "Control flow on tensor values cannot be traced: use torch.where."
     else:
         advice = "Check that the model runs on the example inputs, and that torch.export accepts it."

@@ -12,6 +12,12 @@ from torch.utils import _pytree as pytree
 
 from momentprop.moments import Moments, is_moments
 
+PACKED = (
+    "The sizes of a packed sequence follow from the lengths of its sequences, which no static graph can "
+    "hold. Let the model take padded sequences: run the recurrent layer on them, and take each last step by "
+    "its length, h[torch.arange(len(h)), lengths - 1], or multiply with a mask. (The backward direction of a "
+    "bidirectional layer would begin in the padding: give it batches of one length.)"
+)
 _VALUES = (Tensor, bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 

@@ -14,7 +14,7 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 from momentprop.capture.batch import Batch, BatchDim
-from momentprop.capture.records import closed, is_record, opened
+from momentprop.capture.records import PACKED, closed, is_record, opened
 from momentprop.errors import InputError
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
 
@@ -66,6 +66,8 @@ class Signature:
         model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: BatchDim = 0
     ) -> Signature:
         leaves, spec = pytree.tree_flatten((args, kwargs))
+        if "PackedSequence" in str(spec):
+            raise InputError(f"the inputs hold a PackedSequence. {PACKED}")
         parameters = inspect.signature(model.forward).parameters.values()
         return Signature(
             n_args=len(args),

@@ -75,6 +75,11 @@ def _reason(node: fx.Node, creates: bool, random: set[fx.Node], rules: Lookup) -
     if node.target is operator.getitem:
         return None
     rule = rules.find(node.target)
+    if node.target is torch.ops.higher_order.wrap_with_autocast:
+        return (
+            "noise is not followed into torch.autocast; moments are computed in the type of the weights, so "
+            "convert the model without it (enabled=False)"
+        )
     if rule is None:
         return "draws random numbers and has no rule" if creates else "has no rule"
     if rule.role is Role.SHAPE and any(_is_value(user) for user in node.users):
