@@ -24,6 +24,12 @@ def inputs_of(node: fx.Node) -> list[fx.Node]:
     return [n for n in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(n, fx.Node)]
 
 
+def has_running_statistics(norm: fx.Node) -> bool:
+    """Say whether a batch norm is a function of one value, rather than of all the batch."""
+    mean, variance, training = norm.args[3:6]
+    return not training and mean is not None and variance is not None
+
+
 def pass_by_position(node: fx.Node) -> None:
     """Pass by position all arguments that the schema allows so: readers need to look in one place only."""
     if not isinstance(node.target, OpOverload):

@@ -4,10 +4,9 @@ Every rewrite keeps the deterministic function for every mask; parameters are no
 true when the weights change. What is recomputed per call (folded weights) is small beside the network.
 """
 
+from momentprop.passes.dropped import RECOGNISE_DROPOUT, TAKE_DROPPED_FUNCTIONS
 from momentprop.passes.rewrites.activate_before_dropout import ACTIVATE_BEFORE_DROPOUT
 from momentprop.passes.rewrites.batch_norm import FOLD_BATCH_NORM
-from momentprop.passes.rewrites.dropout_by_hand import RECOGNISE_DROPOUT
-from momentprop.passes.rewrites.dropped_functions import TAKE_DROPPED_FUNCTIONS
 from momentprop.passes.rewrites.pool_before_activation import POOL_BEFORE_ACTIVATION
 from momentprop.passes.rewrites.reshapes import MERGE_RESHAPES
 from momentprop.passes.rewrites.scalar_chains import FOLD_SCALAR_CHAINS

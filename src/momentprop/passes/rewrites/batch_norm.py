@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from momentprop.graph.edit import Editor
 from momentprop.graph.ops import CONVOLUTIONS
-from momentprop.graph.schema import bind
+from momentprop.graph.schema import bind, has_running_statistics
 from momentprop.passes.runner import Pass
 
 aten = torch.ops.aten
@@ -35,12 +35,6 @@ def fold_batch_norm(norm: fx.Node, edit: Editor) -> fx.Node | None:
         arguments["bias"] = edit.op(*minus)
         names = [a.name for a in layer.target._schema.arguments]  # type: ignore[union-attr]
         return edit.op(layer.target, *[arguments[name] for name in names], value=norm.meta["val"])
-
-
-def has_running_statistics(norm: fx.Node) -> bool:
-    """Say whether a batch norm is a function of one value, rather than of all the batch."""
-    mean, variance, training = norm.args[3:6]
-    return not training and mean is not None and variance is not None
 
 
 def _can_take(layer: fx.Node, norm: fx.Node) -> bool:

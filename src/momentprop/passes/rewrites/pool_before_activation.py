@@ -9,7 +9,7 @@ from torch import fx
 
 from momentprop.graph.edit import Editor
 from momentprop.graph.ops import MAX_POOLS, MONOTONE
-from momentprop.passes.rewrites.batch_norm import has_running_statistics
+from momentprop.graph.schema import has_running_statistics
 from momentprop.passes.runner import Pass
 
 aten = torch.ops.aten

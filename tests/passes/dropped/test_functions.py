@@ -41,6 +41,7 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "interpolation": lambda d, x: torch.lerp(d, x.tanh(), 0.3),
     "affine maps around": lambda d, x: 2 * (3 - d / 2).sin() + 1,
     "reshaped": lambda d, x: d.reshape(-1, 3, 1).flatten(1).cos(),
+    "relu of what is reshaped": lambda d, x: d.reshape(-1, 3, 1).relu().flatten(1),
     "halves": lambda d, x: torch.cat([d[:, 1:].tanh(), d[:, :1].exp()], 1),
     "parts of a split": lambda d, x: torch.cat([part.cos() for part in d.split([1, 2], 1)], 1),
 }
@@ -88,10 +89,13 @@ class TestDroppedFunctions:
         assert_exact(model, values(2, 2, 2, 2))
 
     @pytest.mark.parametrize("drop", [F.alpha_dropout, F.feature_alpha_dropout])
-    def test_dropouts_that_put_another_value(self, drop: Callable[..., Tensor]) -> None:
+    @pytest.mark.parametrize("function", [torch.tanh, torch.relu])
+    def test_dropouts_that_put_another_value(
+        self, drop: Callable[..., Tensor], function: Callable[[Tensor], Tensor]
+    ) -> None:
         class Net(nn.Module):
             def forward(self, x: Tensor) -> Tensor:
-                return drop(x, 0.3, True).tanh().sum((2, 3))
+                return function(drop(x, 0.3, True)).sum((2, 3))
 
         self.assert_agrees(Net(), torch.randn(1, 3, 2, 2).double())
 
