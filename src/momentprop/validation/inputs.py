@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from momentprop.errors import InputError
+from momentprop.validation.batch_first import BatchDim, moved
 
 BATCH = 50  # inputs that go through a network at once
 TASKS = ("classification", "regression", "moments")
@@ -34,8 +35,13 @@ class Inputs:
         yield from zip(*(t.split(size) for t in self.tensors), strict=True)
 
 
-def collect(loader: Iterable[Any], most: int, targets: bool, what: str = "the data") -> Inputs:
-    """The first `most` inputs. A batch is a tensor, or a tuple whose last member is the target."""
+def collect(
+    loader: Iterable[Any], most: int, targets: bool, what: str = "the data", batch_dim: BatchDim = 0
+) -> Inputs:
+    """The first `most` inputs. A batch is a tensor, or a tuple whose last member is the target.
+
+    The inputs have their batch in `batch_dim`; here it comes first.
+    """
     if isinstance(loader, (Tensor, str, bytes, dict)) or not isinstance(loader, Iterable):
         raise InputError(
             f"{what} must give batches, such as a DataLoader or a list of (x, y), "
@@ -44,7 +50,7 @@ def collect(loader: Iterable[Any], most: int, targets: bool, what: str = "the da
     parts: list[tuple[Tensor, ...]] = []
     count = 0
     for number, batch in enumerate(loader):
-        members = _members(batch, targets, f"batch {number} of {what}")
+        members = _members(batch, targets, f"batch {number} of {what}", batch_dim)
         if parts:
             _check_alike(parts[0], members, number, what)
         parts.append(members)
@@ -74,7 +80,7 @@ def task_of(targets: Tensor | None, task: str | None) -> str:
     return found
 
 
-def _members(batch: Any, targets: bool, where: str) -> tuple[Tensor, ...]:
+def _members(batch: Any, targets: bool, where: str, batch_dim: BatchDim) -> tuple[Tensor, ...]:
     """Return the tensors of a batch, the target last, checked."""
     members = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     if targets and len(members) < 2:
@@ -86,6 +92,8 @@ def _members(batch: Any, targets: bool, where: str) -> tuple[Tensor, ...]:
         raise InputError(f"{where} must hold tensors, not {type(wrong).__name__}")
     if any(t.dim() == 0 for t in members):
         raise InputError(f"{where} holds a tensor without a batch dimension")
+    count = len(members) - targets
+    members = (*moved(members[:count], batch_dim), *members[count:])
     if len({len(t) for t in members}) > 1:
         sizes = " and ".join(str(len(t)) for t in members)
         raise InputError(f"{where} holds tensors of different lengths: {sizes}")

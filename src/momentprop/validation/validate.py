@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from momentprop.capture.trace import Trace
 from momentprop.errors import InputError
+from momentprop.validation.batch_first import BatchDim, BatchFirst
 from momentprop.validation.comparison import Methods, add_novelty, compare
 from momentprop.validation.findings import MC, PLAIN, SAVED
 from momentprop.validation.inputs import Inputs, collect, task_of
@@ -48,6 +49,7 @@ def validate(
     seed: int = 0,
     name: str | None = None,
     progress: Progress | None = None,
+    batch_dim: BatchDim = 0,
 ) -> Report:
     """Compare every tier with MC dropout on one's own model and data.
 
@@ -68,6 +70,8 @@ def validate(
         seed: fixes the masks.
         name: of the model, in the report.
         progress: called as (stage, done, total).
+        batch_dim: the dimension of the inputs that is the batch, or one for each input. In outputs it is
+            the first.
 
     Returns:
         A `Report`: `print(report)`, `report.to_dict()`, `report.save_html("report.html")`. After Ctrl-C
@@ -84,14 +88,17 @@ def validate(
         raise ValueError(f"n_samples must be at least 20, not {n_samples}")
     if n_inputs < 1:
         raise ValueError(f"n_inputs must be at least 1, not {n_inputs}")
-    inputs = collect(loader, n_inputs, targets)
+    inputs, name = collect(loader, n_inputs, targets, batch_dim=batch_dim), name or type(model).__name__
+    if batch_dim != 0:
+        model = BatchFirst(model, batch_dim)
+        saved = None if saved is None else BatchFirst(saved, batch_dim)
     task = task_of(inputs.targets, task)
     tell = progress or (lambda stage, done, total: None)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         return _Validation(model, inputs, task, output, n_samples, seed, tell).run(
-            ood_loader, tiers, saved, layers, unsupported, name or type(model).__name__
+            ood_loader, tiers, saved, layers, unsupported, name
         )
     finally:
         for module, mode in modes:
@@ -210,7 +217,8 @@ class _Validation:
         first = list(islice(rest, 1))
         width = len(self.inputs.tensors)
         has = bool(first) and isinstance(first[0], (tuple, list)) and len(first[0]) > width
-        novel = collect(chain(first, rest), len(self.inputs), has, "the novel data")
+        dim = self.model.batch_dim if isinstance(self.model, BatchFirst) else 0
+        novel = collect(chain(first, rest), len(self.inputs), has, "the novel data", dim)
         mine, other = (
             [f"{t.dtype} {list(t.shape[1:])}" for t in inputs.tensors] for inputs in (self.inputs, novel)
         )
