@@ -74,3 +74,14 @@ def test_structures_stay() -> None:
     out = mp.convert(model, values(2, 3), "accurate")(values(4, 3))
     assert out["a"][1] is None
     assert out["a"][0].covariance.shape == out["b"][0].covariance.shape == (4, 3, 3)
+
+
+def test_what_does_not_vary_has_a_std_of_zero() -> None:
+    """Dropped zeros: noise without variance adds nothing, in float32 too."""
+    model = nn.Sequential(
+        nn.Dropout(0.3), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3), nn.Softmax(1)
+    ).eval()
+    for part in (model[:2], model[:4], model):
+        out = mp.convert(part, torch.ones(2, 4))(torch.zeros(2, 4))
+        assert not out.std.any()
+        assert not out.covariance.any()

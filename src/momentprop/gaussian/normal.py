@@ -160,6 +160,11 @@ def safe_sqrt(variance: Tensor) -> Tensor:
     return (torch.relu(variance - floor) + floor).sqrt()
 
 
+def root(variance: Tensor) -> Tensor:
+    """sqrt that is 0 at 0, with a gradient of 0 there: what does not vary adds nothing to a covariance."""
+    return torch.where(variance > 0, safe_sqrt(variance), 0.0)
+
+
 def tail_moments(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """P(Z > a), E[(Z - a)+], E[(Z - a)+^2] and phi(a) for a >= 0, and a itself, bounded."""
     a = a.clamp_max(_FAR)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from momentprop.gaussian.normal import safe_sqrt
+from momentprop.gaussian.normal import root
 from momentprop.moments import Moments
 
 # Maps a cotangent of the output to one for each random input, in the order of the arguments; None for an
@@ -83,7 +83,7 @@ class Diagonal(Noise):
         return Diagonal(self.variance + other.variance, self.dropped + other.dropped)
 
     def rows(self, cotangent: Tensor, split: Split) -> Tensor:
-        return split(cotangent * safe_sqrt(self.variance))
+        return split(cotangent * root(self.variance))
 
     def covariance(self, cotangent: Tensor, split: Split) -> Tensor:
         """sum over elements of c_k V c_l, per sample."""
@@ -93,7 +93,7 @@ class Diagonal(Noise):
             cotangent, variance = cotangent.movedim(2, -1), variance.movedim(1, -1)
         if cotangent.shape[0] == 1:
             return split(cotangent * cotangent * variance).sum(-1, keepdim=True)
-        rows = split(cotangent * safe_sqrt(variance))
+        rows = split(cotangent * root(variance))
         return torch.bmm(rows, rows.mT)
 
     def masks(self, cotangent: Tensor) -> list[tuple[Tensor, float]]:

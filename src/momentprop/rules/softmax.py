@@ -41,7 +41,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from momentprop.gaussian.normal import log_normal_cdf, safe_sqrt
+from momentprop.gaussian.normal import log_normal_cdf, root, safe_sqrt
 from momentprop.moments import Logits, Moments
 from momentprop.rules.linearization import Linearization, Propagated, mapped
 from momentprop.rules.registry import Variant, rule
@@ -82,6 +82,7 @@ def log_probabilities(mean: Tensor, variance: Tensor, log_odds: Any) -> Tensor:
 
 _SATURATION = 0.2
 _STEPS = 2
+_STEEP = 1e6  # a variance of logits
 
 
 Map = Callable[[Tensor], Tensor]
@@ -100,7 +101,13 @@ def implicit_logits(mean: Tensor, variance: Tensor, softmax: Map, total: Map) ->
 
 
 def implicit_probabilities(mean: Tensor, variance: Tensor) -> Tensor:
-    """log p over the last dimension."""
+    """log p over the last dimension.
+
+    Of logits that vary by more than 1,000 softmax is a step, whatever their scale. They are brought down to
+    that: rounding of p (1 - p) would be multiplied by their standard deviation.
+    """
+    scale = (variance.amax(-1, keepdim=True) / _STEEP).clamp_min(1.0)
+    mean, variance = mean * scale.rsqrt(), variance / scale
     softmax, total = partial(torch.softmax, dim=-1), partial(torch.sum, dim=-1, keepdim=True)
     return _log_softmax(implicit_logits(mean, variance, softmax, total))
 
@@ -152,13 +159,13 @@ def bounded_gain(p: Tensor, variance: Tensor) -> Tensor:
     return p * safe_sqrt((1 - variance / bound).clamp_min(0))
 
 
-def _softmax_to_first_order(p: Tensor, variance: Tensor, dim: int, kind: torch.dtype) -> Linearization:
+def _softmax_to_first_order(p: Tensor, share: Tensor, dim: int, kind: torch.dtype) -> Linearization:
     """Jacobian p_k (d_kj - p_j), at the mean probabilities, its rows made smaller as the variance is bounded.
 
-    V_k = s b / (s + b) is s times 1 - V_k / b, so a row shrinks by the root of that.
+    V_k = s b / (s + b) is s times a share, so a row shrinks by the root of that.
     """
     dim = dim % p.dim()
-    weight = bounded_gain(p, variance)
+    weight = p * root(share)
 
     def pull(cotangent: Tensor) -> list[Tensor]:
         weighted = cotangent * weight
@@ -181,11 +188,12 @@ def _softmax_rule(variant: Variant | None, log_mean: Any) -> None:
         log_p = log_mean(mean, variance)
         tiny = torch.finfo(log_p.dtype).tiny
         p = log_p.exp().clamp_min(tiny)  # finite logits exclude no class
-        bound = p * (1 - p)
+        bound = p * -torch.expm1(log_p)  # not 0 where p rounds to 1
         first_order = p * p * _log_spread(log_p, variance)
-        limited = first_order * (bound / (first_order + bound).clamp_min(tiny))
-        out, kind = Moments(p.movedim(-1, dim), limited.movedim(-1, dim), logits=Logits(x, dim)), x.dtype
-        return Propagated(out, lambda: _softmax_to_first_order(out.mean, out.variance, dim, kind))
+        share = bound / (first_order + bound).clamp_min(tiny)
+        limited, kind = (first_order * share).movedim(-1, dim), x.dtype
+        out = Moments(p.movedim(-1, dim), limited, logits=Logits(x, dim))
+        return Propagated(out, lambda: _softmax_to_first_order(out.mean, share.movedim(-1, dim), dim, kind))
 
 
 _softmax_rule(Variant.PAPER, _paper_log_probabilities)
