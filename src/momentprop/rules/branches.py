@@ -42,10 +42,24 @@ class Link:
     behind: tuple[Any, ...] = ()
     kwargs: tuple[tuple[str, Any], ...] = ()
 
-    def __call__(self, value: Moments, constants: tuple[Any, ...]) -> Propagated:
+    def __call__(self, value: Moments, constants: tuple[Any, ...]) -> tuple[Moments, Callable[[], Any]]:
+        """Return moments and gain. Where the rule has no linear part, the gain comes by quadrature."""
         before, behind = ([_given(v, constants) for v in part] for part in (self.before, self.behind))
         kwargs = {name: _given(v, constants) for name, v in self.kwargs}
-        return self.rule.propagate(*before, value, *behind, **kwargs)
+        found = self.rule.propagate(*before, value, *behind, **kwargs)
+
+        def operator(t: Tensor) -> Tensor:
+            out: Tensor = self.rule.op(*before, t, *behind, **kwargs)
+            return out
+
+        def gain() -> Any:
+            if found.linearize is None:
+                return expectation(operator, value.mean, value.variance)[2]
+            map = found.linearize().map
+            assert isinstance(map, Scaled)
+            return 1.0 if map.gain is None else map.gain
+
+        return Moments(found.moments.mean, found.moments.variance), gain
 
 
 @dataclass(frozen=True)
@@ -138,9 +152,8 @@ class Branches:
         gains: list[Callable[[], Any]] = [lambda: scale]
         at = Moments(value(x.mean), x.variance * (scale * scale))
         for link in self.chain:
-            found = link(at, constants)
-            at = Moments(found.moments.mean, found.moments.variance)
-            gains.append(_gain_of(found))
+            at, gain = link(at, constants)
+            gains.append(gain)
         return Branch(at.mean, at.variance, lambda: _product(gains))
 
     def _dropped(self, x: Any, constants: tuple[Any, ...]) -> Branch:
@@ -197,16 +210,6 @@ def _averaged(function: Callable[[Tensor], Tensor], x: Moments) -> Branch:
 
     mean, variance, gain = expectation(inside, x.mean, x.variance)
     return Branch(mean, variance, lambda: gain)
-
-
-def _gain_of(found: Propagated) -> Callable[[], Any]:
-    def gain() -> Any:
-        assert found.linearize is not None
-        map = found.linearize().map
-        assert isinstance(map, Scaled)
-        return 1.0 if map.gain is None else map.gain
-
-    return gain
 
 
 def _product(gains: list[Callable[[], Any]]) -> Any:

@@ -129,6 +129,22 @@ class TestDroppedFunctions:
         assert ((out.mean - mc.mean).abs() <= 5 * mc.mean_error + error * mc.std).all()
         assert ((out.variance - mc.variance).abs() <= 5 * mc.variance_error + 2 * error * mc.variance).all()
 
+    def test_a_rule_of_ones_own_without_a_linear_part(self) -> None:
+        """It is asked for the values that are kept; its gain comes by quadrature, here exact."""
+
+        @mp.rule(aten.square.default, elementwise=True, override=True)
+        def square(x: mp.Moments) -> mp.Moments:
+            return mp.Moments(x.mean**2 + x.variance + 100, 4 * x.mean**2 * x.variance + 2 * x.variance**2)
+
+        model = Model(lambda m, x: m.drop(x, 0.25).square() @ torch.eye(3).double())
+        x = mp.Moments(values(2, 3), 0.25)
+        out = mp.convert(model, (x,), "accurate")(x)
+        kept, spread = x.mean / 0.75, x.variance / 0.75**2
+        mean = kept**2 + spread + 100
+        variance = 0.75 * (4 * kept**2 * spread + 2 * spread**2) + 0.75 * 0.25 * mean**2
+        torch.testing.assert_close(out.mean, 0.75 * mean)
+        torch.testing.assert_close(out.variance, variance)
+
     def test_jumps_are_those_of_masks(self) -> None:
         model = nn.Sequential(nn.Dropout(0.2), nn.Tanh(), nn.Linear(3, 1)).double()
         x = values(1, 3)

@@ -19,7 +19,6 @@ from momentprop.graph.ops import (
     is_pointwise,
 )
 from momentprop.graph.schema import has_running_statistics, inputs_of
-from momentprop.passes.coverage import is_linearized
 from momentprop.rules.branches import Constant, Link
 from momentprop.rules.registry import RULES
 
@@ -171,9 +170,7 @@ class Body:
 
     def _link(self, node: fx.Node) -> Link | None:
         varying, rule = self.region.inputs_of(node), RULES.find(node.target)
-        if rule is None or len(varying) != 1 or not (is_affine(node, varying) or is_linearized(node, rule)):
-            return None
-        if not rule.elementwise and node.target not in _AFFINE:
+        if rule is None or len(varying) != 1 or not (rule.elementwise or is_affine(node, varying)):
             return None
         at = next((i for i, value in enumerate(node.args) if value is varying[0]), None)
         if at is None:
