@@ -201,17 +201,30 @@ def test_sampling_draws_the_masks_between_layers() -> None:
     torch.testing.assert_close(alone.samples, mc.samples[:10], rtol=1e-4, atol=1e-5)
 
 
+class TimeFirst(nn.Module):
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.drop, self.layer = nn.Dropout(0.3), kind(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.drop(x))[0]
+
+
 def test_a_layer_whose_steps_are_the_batch_is_refused() -> None:
-    class TimeFirst(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.drop, self.layer = nn.Dropout(0.3), nn.RNN(3, 4)
+    with (
+        pytest.warns(mp.TraceNote, match="batch_dim=1"),
+        pytest.raises(mp.MissingRuleError, match="number of steps"),
+    ):
+        mp.convert(TimeFirst(nn.LSTM), torch.randn(5, 2, 3), "fast")
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(self.drop(x))[0]
 
-    with pytest.raises(mp.MissingRuleError, match="number of steps"):
-        mp.convert(TimeFirst(), torch.randn(5, 2, 3))
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU])
+def test_a_layer_whose_steps_the_tracer_fixes_is_named(kind: type[nn.Module]) -> None:
+    x = torch.randn(5, 2, 3)
+    with pytest.warns(mp.TraceNote, match="batch_dim=1"):
+        bnn = mp.convert(TimeFirst(kind), x, "fast")
+    with pytest.raises(mp.InputError, match=r"shape \[5, 2, 3\]"):
+        bnn(x[:4])
 
 
 def test_gradients_reach_all_weights() -> None:
