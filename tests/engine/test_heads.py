@@ -177,6 +177,21 @@ def test_sharp_logits(last: nn.Module) -> None:
     assert ((out.mean - mc.mean).abs() / mc.std)[matters].median() < 0.1
 
 
+@pytest.mark.parametrize("tier", ["paper", "fast", "accurate"])
+def test_a_sigmoid_that_is_reshaped_is_a_head_all_the_same(tier: str) -> None:
+    torch.manual_seed(0)
+    body = [nn.Linear(6, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1)]
+    x = torch.randn(5, 6)
+    expected = mp.convert(nn.Sequential(*body, nn.Sigmoid()).eval(), x, tier)(x)
+    flat = nn.Sequential(*body, nn.Sigmoid(), nn.Unflatten(1, (1, 1)), nn.Flatten(0)).eval()
+    out = mp.convert(flat, x, tier)(x)
+    torch.testing.assert_close(out.mean, expected.mean[:, 0])
+    torch.testing.assert_close(out.std, expected.std[:, 0])
+    torch.testing.assert_close(mp.classify(out).probs, mp.classify(expected).probs)
+    sampled = mp.monte_carlo(flat, x, 200, seed=0)
+    torch.testing.assert_close(mp.classify(sampled).probs[:, 1], sampled.mean, rtol=1e-3, atol=1e-4)
+
+
 def test_exports_compiles_and_differentiates() -> None:
     x = torch.randn(3, 6)
     bnn = mp.convert(sharp(nn.Softmax(-1)), x)

@@ -22,7 +22,7 @@ from momentprop.capture.normalize import drop_unused_state, normalize
 from momentprop.capture.signature import Signature, split_inputs
 from momentprop.errors import InputError, TraceError, TraceNote
 from momentprop.graph.edit import remove_unused
-from momentprop.graph.ops import DROPOUTS, HEADS
+from momentprop.graph.ops import DROPOUTS, HEADS, SAME_ORDER
 from momentprop.graph.private import EXPORTING, FakeTensor
 from momentprop.moments import is_moments, mean_of
 
@@ -49,10 +49,16 @@ class Trace:
 
     @property
     def heads(self) -> dict[int, tuple[str, int | None]]:
-        """Say which outputs are a softmax, log-softmax or sigmoid, and of which dimension."""
+        """Say which outputs are a softmax, log-softmax or sigmoid (reshaped or not), and its dimension."""
         outputs: Any = next(reversed(self.graph.nodes)).args[0]
         nodes: dict[int, Any] = {i: node for i, node in enumerate(outputs) if isinstance(node, fx.Node)}
-        return {i: (HEADS[n.target], (*n.args, None)[1]) for i, n in nodes.items() if n.target in HEADS}
+        found = {i: (HEADS[n.target], (*n.args, None)[1]) for i, n in nodes.items() if n.target in HEADS}
+        for i, node in nodes.items():
+            while isinstance(node, fx.Node) and node.target in SAME_ORDER:
+                node = node.args[0]
+            if isinstance(node, fx.Node) and node.target is torch.ops.aten.sigmoid.default:
+                found[i] = (HEADS[node.target], None)
+        return found
 
     def copy_graph(self) -> fx.Graph:
         graph = fx.Graph(owning_module=self.root)  # type: ignore[arg-type]
