@@ -36,7 +36,7 @@ def classified(*head: nn.Module) -> tuple[Callable[[Tensor], Any], Tensor]:
 def regressed() -> tuple[Callable[[Tensor], Any], Tensor]:
     layers = nn.Dropout(0.1), nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.1), nn.Linear(6, 2)
     bnn, x = of(*layers, x=torch.randn(3, 4), jumps=4)
-    return lambda x: mp.regress(bnn(x), noise_variance=0.1).nll(x[:, :2]), x
+    return lambda x: mp.regress(bnn(x), noise=0.1).nll(x[:, :2]), x
 
 
 def ensemble() -> tuple[mp.Ensemble, Tensor]:

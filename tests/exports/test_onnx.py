@@ -100,7 +100,7 @@ def test_finished_classification_behind_the_networks_own_softmax(tmp_path: Path)
 
 def test_finished_regression(tmp_path: Path) -> None:
     bnn = mp.convert(mlp(), X)
-    options: dict[str, Any] = {"noise_variance": 0.2}
+    options: dict[str, Any] = {"noise": 0.2}
     metadata = mp.export_onnx(bnn, tmp_path / "model.onnx", "regression", level=0.9, **options)
     assert metadata.options["level"] == 0.9
     found, wanted = run(tmp_path / "model.onnx", X), mp.regress(bnn(X), **options)
@@ -110,12 +110,18 @@ def test_finished_regression(tmp_path: Path) -> None:
         close(found[name], value)
 
 
-@pytest.mark.parametrize("option", ["noise_variance", "tau"])
-def test_noise_of_every_output(option: str, tmp_path: Path) -> None:
+def test_a_regression_without_noise_says_so(tmp_path: Path) -> None:
     bnn = mp.convert(mlp(), X)
-    options: dict[str, Any] = {option: torch.tensor([0.25, 0.5, 2.0])}
+    with pytest.warns(UserWarning, match="fit_noise"):
+        mp.export_onnx(bnn, tmp_path / "model.onnx", "regression", verify=False)
+    close(run(tmp_path / "model.onnx", X)["std"], bnn(X).std)
+
+
+def test_noise_of_every_output(tmp_path: Path) -> None:
+    bnn = mp.convert(mlp(), X)
+    options: dict[str, Any] = {"noise": torch.tensor([0.25, 0.5, 2.0])}
     metadata = mp.export_onnx(bnn, tmp_path / "model.onnx", "regression", **options)
-    assert metadata.options[option] == [0.25, 0.5, 2.0]
+    assert metadata.options["noise"] == [0.25, 0.5, 2.0]
     assert mp.inspect(tmp_path / "model.onnx") == metadata
     close(run(tmp_path / "model.onnx", X)["std"], mp.regress(bnn(X), **options).std)
 

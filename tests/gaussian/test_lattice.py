@@ -43,7 +43,7 @@ def enumerated(moments: mp.Moments, noise: float) -> torch.distributions.Mixture
 @pytest.mark.parametrize("p", [0.005, 0.1, 0.5])
 def test_density_is_that_of_all_sums_of_jumps(p: float) -> None:
     moments = jumping(p)
-    found, exact = mp.regress(moments, noise_variance=0.5), enumerated(moments, 0.5)
+    found, exact = mp.regress(moments, noise=0.5), enumerated(moments, 0.5)
     for z in torch.linspace(-4, 4, 33):
         y = moments.mean + z * moments.std
         density = exact.log_prob(y).exp()
@@ -55,8 +55,8 @@ def test_density_is_that_of_all_sums_of_jumps(p: float) -> None:
 def test_tails_are_those_of_several_jumps_at_once() -> None:
     """Within 0.5 where the density is down to exp(-40); a single normal is off by more than 10."""
     moments = jumping(0.01)
-    found, exact = mp.regress(moments, noise_variance=0.5), enumerated(moments, 0.5)
-    plain = mp.regress(mp.Moments(moments.mean, moments.variance), noise_variance=0.5)
+    found, exact = mp.regress(moments, noise=0.5), enumerated(moments, 0.5)
+    plain = mp.regress(mp.Moments(moments.mean, moments.variance), noise=0.5)
     compared, off = 0, 0.0
     for distance in torch.linspace(-30, 30, 61):
         y = moments.mean + distance
@@ -74,7 +74,7 @@ def test_tails_are_those_of_several_jumps_at_once() -> None:
 @pytest.mark.parametrize("p", [0.001, 0.05, 0.7])
 def test_mean_and_variance_stay(p: float, rest: float, dtype) -> None:
     moments = jumping(p, rest, dtype=dtype)
-    found = mp.regress(moments, noise_variance=0.1)
+    found = mp.regress(moments, noise=0.1)
     torch.testing.assert_close(found.mean, moments.mean, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.epistemic, moments.variance, rtol=1e-4, atol=0)
     assert (found.epistemics >= 0).all()
@@ -83,7 +83,7 @@ def test_mean_and_variance_stay(p: float, rest: float, dtype) -> None:
 
 def test_density_integrates_to_one() -> None:
     moments = jumping()
-    found = mp.regress(moments, noise_variance=0.2)
+    found = mp.regress(moments, noise=0.2)
     grid = torch.linspace(-60, 60, 1201, dtype=torch.float64)
     total = sum(found.log_prob(torch.full_like(moments.mean, y)).exp() for y in grid.tolist()) * 0.1
     torch.testing.assert_close(total, torch.ones_like(moments.mean), rtol=1e-6, atol=0)
@@ -91,7 +91,7 @@ def test_density_integrates_to_one() -> None:
 
 def test_quantiles_and_draws_follow_the_distribution() -> None:
     moments = jumping()
-    found = mp.regress(moments, noise_variance=0.2)
+    found = mp.regress(moments, noise=0.2)
     for q in (0.001, 0.5, 0.98):
         torch.testing.assert_close(found.cdf(found.quantile(q)), torch.full_like(moments.mean, q))
     draws = found.sample((100_000,), torch.Generator().manual_seed(0))
@@ -102,8 +102,8 @@ def test_quantiles_and_draws_follow_the_distribution() -> None:
 
 
 def test_float32_is_close_to_float64_far_out_too() -> None:
-    exact = mp.regress(jumping(), noise_variance=0.5)
-    found = mp.regress(jumping(dtype=torch.float32), noise_variance=0.5)
+    exact = mp.regress(jumping(), noise=0.5)
+    found = mp.regress(jumping(dtype=torch.float32), noise=0.5)
     for distance in (-25.0, -3.0, 0.0, 8.0, 25.0):
         y = exact.mean + distance
         torch.testing.assert_close(
@@ -115,8 +115,8 @@ def test_without_effects_it_is_normal() -> None:
     mean, zero = torch.randn(4, 1).double(), torch.zeros(3, 4, 1).double()
     for variance in (0.0, 2.0):
         moments = mp.Moments(mean, variance, jumps=Jumps(zero, zero + 0.1))
-        found = mp.regress(moments, noise_variance=0.5)
-        expected = mp.regress(mp.Moments(mean, variance), noise_variance=0.5)
+        found = mp.regress(moments, noise=0.5)
+        expected = mp.regress(mp.Moments(mean, variance), noise=0.5)
         torch.testing.assert_close(found.log_prob(mean + 1), expected.log_prob(mean + 1))
 
 
@@ -128,7 +128,7 @@ def test_gradients_flow() -> None:
 
     def nll(jumps: Jumps) -> Tensor:
         moments = mp.Moments(leaf.mean, jumps.variance + 0.3, jumps=jumps)
-        return mp.regress(moments, noise_variance=2.0).nll(y).sum()
+        return mp.regress(moments, noise=2.0).nll(y).sum()
 
     (found,) = torch.autograd.grad(nll(jumps), effects)
     assert found.isfinite().all()
@@ -143,19 +143,19 @@ def test_gradients_flow() -> None:
 
 def test_fit_noise_ensembles_and_heteroscedastic_networks() -> None:
     moments = jumping()
-    y = mp.regress(moments, noise_variance=2.0).sample((), torch.Generator().manual_seed(0))
+    y = mp.regress(moments, noise=2.0).sample((), torch.Generator().manual_seed(0))
     noise = mp.fit_noise(moments, y)
     grid = [noise.item() * factor for factor in (0.8, 1.0, 1.25)]
-    low, best, high = (mp.regress(moments, noise_variance=v).nll(y).mean().item() for v in grid)
+    low, best, high = (mp.regress(moments, noise=v).nll(y).mean().item() for v in grid)
     assert best <= min(low, high)
     normal = mp.Moments(moments.mean + 1, 0.5)
-    mixed = mp.regress([moments, normal], noise_variance=0.5)
-    each = [mp.regress(m, noise_variance=0.5).log_prob(y).exp() for m in (moments, normal)]
+    mixed = mp.regress([moments, normal], noise=0.5)
+    each = [mp.regress(m, noise=0.5).log_prob(y).exp() for m in (moments, normal)]
     torch.testing.assert_close(mixed.log_prob(y).exp(), (each[0] + each[1]) / 2)
     torch.testing.assert_close(mixed.mean, moments.mean + 0.5)
     logs = mp.Moments(torch.full_like(moments.mean, math.log(0.5)), 0.0)
     pair = mp.regress((moments, logs), heteroscedastic=True)
-    torch.testing.assert_close(pair.log_prob(y), mp.regress(moments, noise_variance=0.5).log_prob(y))
+    torch.testing.assert_close(pair.log_prob(y), mp.regress(moments, noise=0.5).log_prob(y))
     joined = mp.Moments(
         torch.cat([moments.mean, logs.mean], 1),
         torch.cat([moments.variance, logs.variance], 1),
@@ -180,7 +180,7 @@ def test_a_network_has_the_likelihood_of_its_samples() -> None:
     y = sampled.samples[torch.arange(40) * 7, torch.arange(40)] + torch.randn(40, 1).double()
     with torch.no_grad():
         truth, ours, normal = (
-            mp.regress(o, noise_variance=1.0).nll(y)
+            mp.regress(o, noise=1.0).nll(y)
             for o in (sampled, out, mp.Moments(sampled.mean, sampled.variance))
         )
     assert (ours - truth).abs().mean() < 0.02

@@ -21,7 +21,7 @@ Y = torch.randn(8, 2).double()
 
 
 def test_normal_agrees_with_torch() -> None:
-    found = mp.regress(mp.Moments(MEAN, VARIANCE), tau=2.0)
+    found = mp.regress(mp.Moments(MEAN, VARIANCE), noise=0.5)
     normal = torch.distributions.Normal(MEAN, (VARIANCE + 0.5).sqrt())
     torch.testing.assert_close(found.log_prob(Y), normal.log_prob(Y))
     torch.testing.assert_close(found.nll(Y), -normal.log_prob(Y))
@@ -32,13 +32,11 @@ def test_normal_agrees_with_torch() -> None:
     torch.testing.assert_close(normal.cdf(high) - normal.cdf(low), torch.full((8, 2), 0.9).double())
     torch.testing.assert_close(found.epistemic, VARIANCE)
     torch.testing.assert_close(found.aleatoric, torch.full((8, 2), 0.5).double())
-    same = mp.regress(mp.Moments(MEAN, VARIANCE), noise_variance=0.5)
-    torch.testing.assert_close(same.log_prob(Y), found.log_prob(Y))
 
 
 def test_samples_are_a_mixture_of_normals() -> None:
     samples = torch.randn(30, 8, 2).double() * 3
-    found = mp.regress(sampled(samples), tau=4.0)
+    found = mp.regress(sampled(samples), noise=0.25)
     shape = torch.distributions.Categorical(torch.ones(8, 2, 30))
     mixture = torch.distributions.MixtureSameFamily(
         shape, torch.distributions.Normal(samples.movedim(0, -1), 0.5)
@@ -53,7 +51,7 @@ def test_samples_are_a_mixture_of_normals() -> None:
 
 def test_draws_follow_the_distribution() -> None:
     samples = torch.randn(5, 3).double() * 2
-    found = mp.regress(sampled(samples), tau=4.0)
+    found = mp.regress(sampled(samples), noise=0.25)
     draws = found.sample((200_000,), torch.Generator().manual_seed(0))
     assert draws.shape == (200_000, 3)
     torch.testing.assert_close(draws.mean(0), found.mean, rtol=0, atol=0.03)
@@ -63,14 +61,14 @@ def test_draws_follow_the_distribution() -> None:
 
 
 def test_plain_network_and_ensemble() -> None:
-    plain = mp.regress(MEAN, noise_variance=0.25)
+    plain = mp.regress(MEAN, noise=0.25)
     assert (plain.epistemic == 0).all()
     torch.testing.assert_close(plain.std, torch.full((8, 2), 0.5).double())
     members = [mp.Moments(MEAN, VARIANCE), mp.Moments(MEAN + 2, VARIANCE * 3)]
-    mixed = mp.regress(members, noise_variance=0.25)
+    mixed = mp.regress(members, noise=0.25)
     torch.testing.assert_close(mixed.mean, MEAN + 1)
     torch.testing.assert_close(mixed.epistemic, VARIANCE * 2 + 1)  # between the members: 1
-    each = torch.stack([mp.regress(m, noise_variance=0.25).log_prob(Y).exp() for m in members]).mean(0)
+    each = torch.stack([mp.regress(m, noise=0.25).log_prob(Y).exp() for m in members]).mean(0)
     torch.testing.assert_close(mixed.log_prob(Y).exp(), each)
 
 
@@ -117,9 +115,7 @@ def test_noise_fits_by_likelihood(output: str) -> None:
     }[output]
     found = mp.fit_noise(given, y)
     grid = torch.linspace(0.3, 1.2, 181).double()
-    best = grid[
-        torch.stack([mp.regress(given, noise_variance=float(s)).nll(y).mean() for s in grid]).argmin()
-    ]
+    best = grid[torch.stack([mp.regress(given, noise=float(s)).nll(y).mean() for s in grid]).argmin()]
     assert abs(found - best) <= 0.006
     assert abs(found - 0.64) < 0.05
     closed = mp.fit_noise(given, y, method="closed_form")
@@ -142,9 +138,9 @@ def test_end_to_end() -> None:
     x = torch.randn(40, 1)
     y = model(x).detach() + 0.3 * torch.randn(40, 1)
     bnn = mp.convert(model, x)
-    found = mp.regress(bnn(x), noise_variance=mp.fit_noise(bnn(x), y))
+    found = mp.regress(bnn(x), noise=mp.fit_noise(bnn(x), y))
     mc = mp.monte_carlo(model, x, 5000)
-    of_samples = mp.regress(mc, noise_variance=mp.fit_noise(mc, y))
+    of_samples = mp.regress(mc, noise=mp.fit_noise(mc, y))
     assert abs(found.nll(y).mean() - of_samples.nll(y).mean()) < 0.02
     served = json.loads(json.dumps(found.to_dict()))
     assert set(served) == {"mean", "std", "epistemic", "aleatoric", "interval"}
@@ -152,31 +148,37 @@ def test_end_to_end() -> None:
     assert model[0].weight.grad is not None
 
 
+def test_missing_noise_is_named_once() -> None:
+    moments = mp.Moments(MEAN, VARIANCE)
+    for output in (moments, [moments, moments]):
+        with pytest.warns(UserWarning, match="fit_noise.* noise=0") as notes:
+            found = mp.regress(output)
+        assert len(notes) == 1
+        assert notes[0].filename == __file__
+        torch.testing.assert_close(found.variance, mp.regress(output, noise=0).variance)
+
+
 def test_clear_errors() -> None:
     moments = mp.Moments(MEAN, VARIANCE)
-    with pytest.raises(ValueError, match="not both"):
-        mp.regress(moments, tau=1.0, noise_variance=1.0)
-    with pytest.raises(ValueError, match="tau must be positive"):
-        mp.regress(moments, tau=0.0)
     with pytest.raises(ValueError, match="must not be negative"):
-        mp.regress(moments, noise_variance=-1.0)
+        mp.regress(moments, noise=-1.0)
     with pytest.raises(ValueError, match="heteroscedastic"):
-        mp.regress(moments, tau=1.0, heteroscedastic=True)
+        mp.regress(moments, noise=1.0, heteroscedastic=True)
     with pytest.raises(ValueError, match="must be even"):
         mp.regress(mp.Moments(MEAN[:, :1], VARIANCE[:, :1]), heteroscedastic=True)
     with pytest.raises(TypeError, match="must be Moments"):
-        mp.regress(3.0)
+        mp.regress(3.0, noise=1.0)
     with pytest.raises(TypeError, match="several outputs of one network"):
-        mp.regress((moments, moments), tau=1.0)
+        mp.regress((moments, moments), noise=1.0)
     with pytest.raises(ValueError, match="floating-point"):
-        mp.regress(torch.tensor([1, 2]), tau=1.0)
-    with pytest.raises(ValueError, match="tau must be positive"):
-        mp.regress(moments, tau=float("nan"))
+        mp.regress(torch.tensor([1, 2]), noise=1.0)
+    with pytest.raises(ValueError, match="must not be negative or NaN"):
+        mp.regress(moments, noise=float("nan"))
     with pytest.raises(ValueError, match="y is empty"):
         mp.fit_noise(torch.zeros(0), torch.zeros(0))
     assert mp.fit_noise(torch.zeros(4), torch.tensor([1, -1, 1, -1])).dtype == torch.float32
-    assert mp.regress(moments, tau=1.0).sample((0,)).shape == (0, 8, 2)
-    found = mp.regress(moments, tau=1.0)
+    assert mp.regress(moments, noise=1.0).sample((0,)).shape == (0, 8, 2)
+    found = mp.regress(moments, noise=1.0)
     with pytest.raises(ValueError, match="y has shape"):
         found.nll(Y[:, 0])
     with pytest.raises(ValueError, match="level must lie"):
@@ -190,4 +192,4 @@ def test_clear_errors() -> None:
     with pytest.raises(ValueError, match="method must be"):
         mp.fit_noise(moments, Y, method="guess")
     with pytest.raises(ValueError, match="equally many samples"):
-        mp.regress([sampled(torch.randn(3, 8)), torch.randn(8)])
+        mp.regress([sampled(torch.randn(3, 8)), torch.randn(8)], noise=1.0)

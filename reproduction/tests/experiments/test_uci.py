@@ -178,7 +178,7 @@ def test_evaluation_is_in_units_of_the_raw_target() -> None:
     inputs = scaling.inputs(x).float()
     expected = model(inputs) * scaling.target_std + scaling.target_mean
     torch.testing.assert_close(raw(inputs), expected)
-    found = evaluate(model, scaling, x, y, tau=0.01, n_samples=2000, seed=0)["methods"]
+    found = evaluate(model, scaling, x, y, noise=100.0, n_samples=2000, seed=0)["methods"]
     error = expected.detach().squeeze(1).double() - y
     assert found["NN"]["rmse"] == pytest.approx(error.square().mean().sqrt().item(), rel=1e-5)
     nll = 0.5 * math.log(2 * math.pi / 0.01) + 0.005 * error.square().mean().item()
@@ -187,7 +187,7 @@ def test_evaluation_is_in_units_of_the_raw_target() -> None:
     normal = torch.distributions.Normal(moments.mean.squeeze(1), (moments.variance.squeeze(1) + 100).sqrt())
     assert found["accurate"]["nll"] == pytest.approx(-normal.log_prob(y.float()).mean().item(), rel=1e-5)
     jumping = mp.convert(raw, inputs[:2], "accurate", jumps=16)(inputs)
-    expected = mp.regress(jumping, tau=0.01).nll(y.float()[:, None]).mean().item()
+    expected = mp.regress(jumping, noise=100.0).nll(y.float()[:, None]).mean().item()
     assert found["jumps"]["nll"] == pytest.approx(expected, rel=1e-5)
 
 

@@ -39,8 +39,8 @@ def export(
     select: Annotated[
         str | None, typer.Option(help="ONNX: which of several outputs, by name or position.")
     ] = None,
-    noise_variance: Annotated[
-        float | None, typer.Option(help="Regression: of the noise in the data.")
+    noise: Annotated[
+        float | None, typer.Option(help="Regression: variance of the noise in the data.")
     ] = None,
     level: Annotated[float | None, typer.Option(help="Regression: of the interval. Default 0.95.")] = None,
     opset: Annotated[int | None, typer.Option(help="ONNX operator version. Default 20.")] = None,
@@ -56,15 +56,17 @@ def export(
     path = to or Path("model.onnx" if format == "onnx" else "model.pt2")
     texts: dict[str, Any] = {"note": note, "preprocessing": preprocessing}
     onnx_only = {"--outputs": outputs != "moments", "--select": select is not None}
-    onnx_only |= {"--noise-variance": noise_variance is not None, "--level": level is not None}
+    onnx_only |= {"--noise": noise is not None, "--level": level is not None}
     onnx_only |= {"--opset": opset is not None}
     with reported("export"):
         given = [name for name, is_given in onnx_only.items() if is_given]
         if given and format != "onnx":
             raise ValueError(f"{', '.join(given)} is for --format onnx")
+        if outputs == "regression" and noise is None:
+            raise ValueError("--outputs regression needs --noise, a variance that mp.fit_noise finds, or 0")
         network = _network(model, weights, example, fidelity)
         if format == "onnx":
-            known = {"noise_variance": noise_variance, "level": level, "opset": opset}
+            known = {"noise": noise, "level": level, "opset": opset}
             options = texts | {key: value for key, value in known.items() if value is not None}
             chosen = int(select) if select is not None and select.isdigit() else select
             metadata = export_onnx(network, path, outputs, select=chosen, verify=verify, **options)

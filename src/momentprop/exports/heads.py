@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from momentprop.errors import ExportError
 from momentprop.exports.interface import name_moments
 from momentprop.moments import is_moments
 from momentprop.predict.classification import classify
-from momentprop.predict.regression import regress
+from momentprop.predict.regression import WITHOUT_NOISE, regress
 
 HEADS = ("moments", "classification", "regression")
 Head = Callable[[Any], dict[str, Tensor]]  # a network's output -> named tensors
@@ -31,6 +32,9 @@ def head_of(outputs: str, options: Mapping[str, Any], select: str | int | None =
         raise ValueError(f"outputs must be one of {', '.join(HEADS)}, not {outputs!r}")
     if outputs == "moments" and options:
         raise ValueError(f"outputs='moments' takes no options, but got {', '.join(options)}")
+    if outputs == "regression" and options.get("noise") is None and not options.get("heteroscedastic"):
+        warnings.warn(WITHOUT_NOISE, stacklevel=3)
+        options = {**options, "noise": 0.0}
     finish = {"moments": _moments, "classification": _classification, "regression": _regression}[outputs]
 
     def head(output: Any) -> dict[str, Tensor]:

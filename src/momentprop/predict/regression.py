@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,11 @@ from momentprop.moments import Moments
 from momentprop.predict.classification import check_one_output
 from momentprop.sample import SampledMoments
 
+WITHOUT_NOISE = (
+    "regress got no noise variance: intervals hold the network's prediction, not the target. "
+    "Give noise=mp.fit_noise(outputs, targets) from validation data, or noise=0"
+)
+
 
 @dataclass(eq=False)
 class RegressionPredictive:
@@ -26,7 +32,7 @@ class RegressionPredictive:
 
     Without weights all components count the same.
 
-    >>> y = regress(Moments(torch.zeros(1), 3.0), noise_variance=1.0)
+    >>> y = regress(Moments(torch.zeros(1), 3.0), noise=1.0)
     >>> y.std.tolist(), [round(v.item(), 2) for v in y.interval(0.95)]
     ([2.0], [-3.92, 3.92])
     """
@@ -145,11 +151,10 @@ class RegressionPredictive:
 def regress(
     output: Any,
     *,
-    tau: float | Tensor | None = None,
-    noise_variance: float | Tensor | None = None,
+    noise: float | Tensor | None = None,
     heteroscedastic: bool = False,
 ) -> RegressionPredictive:
-    """The predictive distribution of a real target: N(y; E, V + 1/tau), element by element.
+    """Return the predictive distribution of a real target: N(y; E, V + noise), element by element.
 
     Moments with jumps (`mp.convert(..., jumps=16)`) give a mixture of normals of the same mean and variance,
     skewed and with tails as MC dropout has them.
@@ -157,28 +162,25 @@ def regress(
     Args:
         output: `Moments` of a converted network; `SampledMoments` with their samples, which give the mixture
             of normals that MC dropout stands for; a plain tensor; or a list of these, an ensemble.
-        tau: precision of the noise in the data; or its inverse,
-        noise_variance: as a number (`fit_noise` finds it) or one per output. Without either there is none.
+        noise: variance of the noise in the data, as a number (`fit_noise` finds it) or one per output. By
+            default there is none, and a warning says so; `noise=0` says it without one.
         heteroscedastic: the network itself gives mean and log noise variance: a tuple of two, or one whose
             last dimension holds all means and then all logarithms. The expected noise variance of a Gaussian
             logarithm N(E, V) is exp(E + V/2).
 
-    >>> regress(torch.tensor([1.0, 2.0]), tau=4.0).std.tolist()  # a plain network: noise alone
+    >>> regress(torch.tensor([1.0, 2.0]), noise=0.25).std.tolist()  # a plain network: noise alone
     [0.5, 0.5]
     """
-    if tau is not None and noise_variance is not None:
-        raise ValueError("give tau or noise_variance, not both")
-    if heteroscedastic and not (tau is None and noise_variance is None):
-        raise ValueError("a heteroscedastic network gives the noise itself: no tau, no noise_variance")
-    noise = 0.0 if noise_variance is None else noise_variance
-    if tau is not None:
-        if not _all_at_least(tau, 0.0, strictly=True):
-            raise ValueError(f"tau must be positive, not {tau}")
-        noise = 1 / tau
-    if not _all_at_least(noise, 0.0):
-        raise ValueError(f"noise_variance must not be negative, not {noise}")
+    if heteroscedastic and noise is not None:
+        raise ValueError("a heteroscedastic network gives the noise itself: leave out noise")
+    if noise is None:
+        if not (heteroscedastic or torch.compiler.is_compiling()):
+            warnings.warn(WITHOUT_NOISE, stacklevel=2)
+        noise = 0.0
+    if not _is_variance(noise):
+        raise ValueError(f"noise is a variance and must not be negative or NaN, not {noise}")
     if isinstance(output, list):
-        every = {"heteroscedastic": True} if heteroscedastic else {"noise_variance": noise}
+        every = {"heteroscedastic": True} if heteroscedastic else {"noise": noise}
         return _mixed([regress(member, **every) for member in output])
     if heteroscedastic:
         mean, log_noise = _halves(output)
@@ -189,7 +191,7 @@ def regress(
 
 
 def fit_noise(output: Any, y: Tensor, *, method: str = "likelihood") -> Tensor:
-    """The noise variance (1/tau) that fits validation data best, as a scalar tensor.
+    """Return the noise variance that fits validation data best, as a scalar tensor.
 
     Args:
         output: predictions for the validation inputs, as `regress` takes them.
@@ -201,7 +203,7 @@ def fit_noise(output: Any, y: Tensor, *, method: str = "likelihood") -> Tensor:
     >>> round(fit_noise(torch.zeros(4), y).item(), 3)
     1.0
     """
-    silent = regress(output)
+    silent = regress(output, noise=0.0)
     if y.numel() == 0:
         raise ValueError("y is empty; give validation data")
     if y.shape != silent.batch_shape:
@@ -225,12 +227,11 @@ def fit_noise(output: Any, y: Tensor, *, method: str = "likelihood") -> Tensor:
         return torch.tensor(math.exp(best), dtype=silent.means.dtype, device=y.device)
 
 
-def _all_at_least(value: float | Tensor, bound: float, strictly: bool = False) -> bool:
-    """Say whether all values reach the bound; tensors are taken to while compiling, NaN never does."""
+def _is_variance(value: float | Tensor) -> bool:
+    """Say whether no value is negative or NaN; tensors are believed while compiling."""
     if isinstance(value, Tensor) and torch.compiler.is_compiling():
         return True
-    tensor = torch.as_tensor(value)
-    return bool((tensor > bound if strictly else tensor >= bound).all())
+    return bool((torch.as_tensor(value) >= 0).all())
 
 
 def _golden_section(function: Callable[[float], float], low: float, high: float) -> float:

@@ -150,7 +150,7 @@ def regression_figures(ours: Predicted, targets: Tensor) -> tuple[Figures, dict[
     fitted, judged = (numbers[::2], numbers[1::2]) if len(numbers) > 1 else (numbers, numbers)
     y = targets.double()
     noise = fit_noise(predictive_of(ours, fitted), y[fitted])
-    found: RegressionPredictive = regress(predictive_of(ours, judged), noise_variance=noise)
+    found: RegressionPredictive = regress(predictive_of(ours, judged), noise=noise)
     y = y[judged]
     # y lies within a central interval if its quantile does, which needs no ends, found by bisection
     quantile = found.cdf(y)

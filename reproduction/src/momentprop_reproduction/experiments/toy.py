@@ -171,7 +171,7 @@ def _quality(predict: Any, x: Tensor, y: Tensor, seed: int) -> dict[str, float |
         test_x = low + (high - low) * torch.rand(1000, 1)
         test_y = curve(test_x) + NOISE * torch.randn(1000, 1)
     scale = y.std(correction=0).item()
-    predictive = mp.regress(predict(_standardized(test_x, x)), noise_variance=(NOISE / scale) ** 2)
+    predictive = mp.regress(predict(_standardized(test_x, x)), noise=(NOISE / scale) ** 2)
     # densities change with the unit of y
     nll = predictive.nll(_standardized(test_y, y)).mean().item() + math.log(scale)
     return {"rmse": metrics.rmse(predictive.mean * scale + y.mean(), test_y).value, "nll": nll}

@@ -31,7 +31,7 @@ def evaluate(
     features: Tensor,
     target: Tensor,
     *,
-    tau: float,
+    noise: float,
     n_samples: int,
     seed: int,
     repeats: int = 0,
@@ -43,7 +43,7 @@ def evaluate(
         scaling: how they were standardised.
         features: raw [n, Q].
         target: raw [n].
-        tau: precision of the noise.
+        noise: its variance, in units of the raw target.
         n_samples: T of MC dropout.
         seed: of MC dropout.
         repeats: how often the converted networks are timed; MC dropout takes long and is timed once.
@@ -68,7 +68,7 @@ def evaluate(
     outputs[GAUSSIAN] = mp.Moments(sampled.mean, sampled.variance)
     table = {}
     for name, output in outputs.items():
-        predicted = mp.regress(output, tau=tau)
+        predicted = mp.regress(output, noise=noise)
         table[name] = {
             "rmse": F.mse_loss(predicted.mean.squeeze(1).double(), target).sqrt().item(),
             "nll": predicted.nll(y.unsqueeze(1)).double().mean().item(),

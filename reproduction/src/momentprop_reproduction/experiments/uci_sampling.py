@@ -24,7 +24,7 @@ _CHUNK = 2**17  # evaluations that are turned into likelihoods at once
 class Mixture:
     """Holds what T samples f_t of a network say about targets y, per observation."""
 
-    log_likelihood: Tensor  # log of the mean over t of N(y; f_t, 1/tau)
+    log_likelihood: Tensor  # log of the mean over t of N(y; f_t, noise)
     mean: Tensor  # of f_t
     variance: Tensor  # of f_t, unbiased
 
@@ -35,7 +35,7 @@ def sample_mixture(
     target: Tensor,
     *,
     drop_probability: float,
-    tau: float,
+    noise: float,
     n_samples: int,
     rng: Any,
 ) -> Mixture:
@@ -46,7 +46,7 @@ def sample_mixture(
         features: [n, Q].
         target: [n].
         drop_probability: of both dropouts.
-        tau: precision of the noise, in the units of `target`.
+        noise: its variance, in the units of `target`.
         n_samples: T.
         rng: a stream of `uci_draws`.
     """
@@ -58,13 +58,13 @@ def sample_mixture(
     at_once = max(1, _CHUNK // n)
     for done in range(0, n_samples, at_once):
         sampled = sampler.draw(min(at_once, n_samples - done))
-        logs = torch.logaddexp(logs, (sampled - y).square_().mul_(-tau / 2).logsumexp(0).double())
+        logs = torch.logaddexp(logs, (sampled - y).square_().mul_(-0.5 / noise).logsumexp(0).double())
         deviations = sampled.sub_(center)
         total += deviations.sum(0)
         squares += deviations.square_().sum(0)
     mean = total / n_samples
     return Mixture(
-        log_likelihood=logs - math.log(n_samples) + 0.5 * math.log(tau / (2 * math.pi)),
+        log_likelihood=logs - math.log(n_samples) - 0.5 * math.log(2 * math.pi * noise),
         mean=center + mean,
         variance=(squares - n_samples * mean.square()).clamp_min(0) / max(n_samples - 1, 1),
     )

@@ -136,7 +136,7 @@ class _Run:
                     x,
                     y,
                     drop_probability=rate,
-                    tau=tau * std**2,
+                    noise=1 / (tau * std**2),
                     n_samples=self.validation_samples,
                     rng=stream(self.seed, self.data.name, "validation", split, g),
                 )
@@ -163,7 +163,7 @@ class _Run:
                     parts[i].scaling,
                     self.data.features[rows],
                     self.data.target[rows],
-                    tau=tau,
+                    noise=1 / tau,
                     n_samples=self.n_samples,
                     seed=1000 * self.seed + i,
                     repeats=2 if i == 0 else 0,
