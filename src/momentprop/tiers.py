@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from momentprop.engine.cut import Cut
-from momentprop.engine.dropped_pool import dropped_pools
 from momentprop.engine.fused import Finder
 from momentprop.engine.jump import jumps
 from momentprop.engine.selection import ALL_OUTPUTS, Selection
@@ -43,7 +42,7 @@ ACCURATE = Tier(
     Lookup(linear=True),
     passes=(*CANONICAL, *REWRITES),
     cut=Cut.everything(),
-    fusions=(jumps, dropped_pools, tracked),
+    fusions=(jumps, tracked),
 )
 ALL = (PAPER, FAST, ACCURATE)
 AUTO = "auto"  # chosen by what is traced

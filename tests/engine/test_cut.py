@@ -15,7 +15,6 @@ import momentprop as mp
 from momentprop import tiers
 from momentprop.capture.trace import trace
 from momentprop.engine.cut import Cut
-from momentprop.engine.dropped_pool import DroppedPool
 from momentprop.engine.jump import Jump
 from momentprop.moments import Moments
 from momentprop.network import Inside, inside
@@ -225,13 +224,6 @@ def test_operators_are_not_fused_across_the_frontier() -> None:
         assert Jump not in kinds(bnn)
         assert len(frontier(bnn)) == 1
         assert bnn(x).covariance.shape == (3, 3, 3)
-    images = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Dropout(0.3), nn.MaxPool2d(2), nn.Flatten()).double().eval()
-    x = example(2, 1, 4, 4)
-    assert DroppedPool in kinds(with_cut(images, x, Cut.everything()))
-    bnn = with_cut(images, x, Cut.behind("1"))
-    assert DroppedPool not in kinds(bnn)
-    assert frontier(bnn) == ["dropout"]
-    assert (bnn(x).variance > 0).any()
 
 
 @pytest.mark.parametrize("cut", [Cut.outputs(), Cut.behind("1")], ids=["outputs", "behind the logits"])

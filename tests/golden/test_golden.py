@@ -17,9 +17,11 @@ RECORD = json.loads(FILE.read_text())
 _ONE_CASE = "of a small layer's dropped inputs the largest goes case by case, not three; more inputs by pairs"
 _HEAD = "a final softmax or sigmoid is integrated over the covariance of its logits; " + _ONE_CASE
 _GATES = "tanh and sigmoid of gates are one sum: means by 1e-8 of their largest, variances by 4e-6"
+_MAXIMA = "the maximum of dropped values in any window is taken case by case, in every tier"
 CHANGED = {
     "attention_by_hand": "images of one tensor count as uncorrelated; fixed-sign deviations are gone",
-    "deep_cnn": "fixed-sign deviations are gone",
+    "deep_cnn": f"fixed-sign deviations are gone; {_MAXIMA}",
+    "dropout_before_pooling": _MAXIMA,
     "unsupported_sample": "operators that work element by element are taken by quadrature, not by a sample",
     "unsupported_linearize": "operators that work element by element are taken by quadrature in any case",
     "gru_first": "a number of steps that the tracer works out is no free size, so it converts",

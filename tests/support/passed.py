@@ -29,6 +29,12 @@ SCALAR = {
 } | {aten.neg.default}
 
 
+JOINED: dict[Any, Any] = {  # dropout and what is behind it
+    torch.ops.momentprop.dropped_max_pool.default: lambda others: POOLS[len(others[0]) - 1],
+    torch.ops.momentprop.dropped_amax.default: lambda others: aten.amax.default,
+}
+
+
 def passed(made: Trace, passes: Sequence[runner.Pass]) -> Trace:
     """The trace with passes applied; the one given is left alone."""
     copy = dataclasses.replace(made, graph=made.copy_graph())
@@ -46,20 +52,24 @@ def count(made: Trace, kinds: Any) -> int:
 
 
 def run(made: Trace, model: nn.Module, inputs: tuple[Any, ...], masked: bool) -> list[Any]:
-    """The graph as a plain function: dropouts do nothing, or multiply by a mask that their name fixes."""
+    """The graph as a plain function: dropouts do nothing, or multiply by a mask that their number fixes."""
     graph = made.copy_graph()
 
-    def mask(x: Tensor, seed: str, dims: int | None = None) -> Tensor:
-        generator = torch.Generator().manual_seed(sum(map(ord, seed)))
+    def mask(x: Tensor, p: float, seed: int, dims: int | None = None) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
         shape = x.shape if dims is None else (*x.shape[:dims], *[1] * (x.dim() - dims))
-        return x * torch.rand(shape, generator=generator, dtype=x.dtype).round()
+        return x * torch.rand(shape, generator=generator, dtype=x.dtype).round() / (1 - p)
 
-    for node in list(graph.nodes):
-        if node.target is aten.feature_dropout.default and masked:
-            node.target, node.args = mask, (node.args[0], "channels", 2)
-        elif node.target in DROPOUTS and masked:
-            node.target, node.args = mask, (node.args[0], node.name)
-        elif node.target in DROPOUTS:
+    for number, node in enumerate([n for n in graph.nodes if n.target in (*DROPOUTS, *JOINED)]):
+        x, p, *others = node.args
+        if node.target in JOINED:
+            with graph.inserting_before(node):
+                dropped = graph.call_function(mask, (x, p, number)) if masked else x
+            node.target, node.args = JOINED[node.target](others), (dropped, *others)
+        elif masked:
+            dims = 2 if node.target is aten.feature_dropout.default else None
+            node.target, node.args = mask, (x, p, 0 if dims else number, dims)
+        else:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     state = [
@@ -117,7 +127,14 @@ def pool_of(n: int) -> Any:
 
 
 class Block(nn.Sequential):
-    """Layers after a dropout, so that noise reaches them."""
+    """Layers that noise reaches, none of them right behind the dropout: rewrites take some of those along."""
 
     def __init__(self, *layers: nn.Module) -> None:
-        super().__init__(nn.Dropout(0.3), *layers)
+        super().__init__(_Flipped(), *layers)
+
+
+class _Flipped(nn.Module):
+    """Dropped values with their channels in reverse order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.3, self.training).flip(1)

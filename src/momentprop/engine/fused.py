@@ -9,13 +9,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import fx
 
 from momentprop.rules.linearization import Propagated
 from momentprop.rules.registry import Role
-
-aten = torch.ops.aten
 
 
 class Operator(Protocol):
@@ -37,11 +34,3 @@ class Fused:
 
 
 Finder = Callable[[fx.Graph, Collection[fx.Node]], Mapping[fx.Node, Fused]]  # (graph, what is random in it)
-
-
-def is_lone_dropout(node: Any) -> bool:
-    """Say whether it drops elements, one by one, for a single user."""
-    if not isinstance(node, fx.Node) or node.target is not aten.dropout.default or len(node.users) > 1:
-        return False
-    _, probability, train = node.args
-    return bool(train) and isinstance(probability, float) and 0 < probability < 1

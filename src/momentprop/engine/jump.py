@@ -45,8 +45,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from momentprop.engine import pairs
-from momentprop.engine.fused import Fused, is_lone_dropout
+from momentprop.engine.fused import Fused
 from momentprop.gaussian.normal import safe_sqrt
+from momentprop.graph.reach import is_lone_dropout
 from momentprop.moments import Moments, is_moments, mean_of
 from momentprop.passes.coverage import is_linearized
 from momentprop.rules.linearization import Linearization, Propagated, Scaled, Spread, mapped, source

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from momentprop.graph.ops import LIKE, draws
 from momentprop.graph.private import HigherOrderOperator
 from momentprop.graph.schema import bind
+
+aten = torch.ops.aten
 
 Predicate = Callable[[fx.Node], bool]
 Inputs = Callable[[fx.Node], Iterable[fx.Node]]
@@ -81,6 +84,14 @@ def creates_noise(node: fx.Node) -> bool:
     arguments = bind(op, node.args, node.kwargs)
     off = any(arguments.get(name) == 0 for name in ("p", "dropout", "dropout_p"))
     return not off and all(arguments.get(name) is not False for name in ("train", "training"))
+
+
+def is_lone_dropout(node: Any) -> bool:
+    """Say whether it drops elements, one by one, for a single user."""
+    if not isinstance(node, fx.Node) or node.target is not aten.dropout.default or len(node.users) > 1:
+        return False
+    _, probability, train = node.args
+    return bool(train) and isinstance(probability, float) and 0 < probability < 1
 
 
 def subgraphs(node: fx.Node) -> list[fx.Graph]:

@@ -94,7 +94,8 @@ class Maximum:
         return Maximum(mean, variance, weights, shared)
 
 
-def _maxima(x: Moments, windows: Windows) -> Propagated:
+def maxima(x: Moments, windows: Windows) -> Propagated:
+    """Max pooling of Gaussians, with the covariance of a window's elements where x tells."""
     best, elements = maximum_of(x, windows)
     return pooled(best.mean, best.variance, windows, best.weights, elements, x.mean)
 
@@ -113,7 +114,7 @@ def _alike_maxima(x: Moments, windows: Windows) -> Propagated | Moments:
     """Take one contrast for all pairs of a window and one variance for each of its rows, where x tells."""
     contrast, n = x.fact(Contrast), len(windows.kernel)
     if contrast is None or not windows.tile:
-        return _maxima(x, windows)
+        return maxima(x, windows)
     shifts = [
         [d * (b - a) for d, a, b in zip(windows.dilation, first, second, strict=True)]
         for first, second in combinations(windows.positions, 2)
@@ -205,11 +206,8 @@ def pooled(
     def linearize() -> Linearization:
         """Take the maximum as the sum of its elements, weighted by their chance to be it."""
         explained = windows.close(elements.variance_of_sum(weights))
-        noise = (out.variance - explained).clamp_min(0)
-        if windows.tile:
-            gains = windows.tiled([weights[p] for p in windows.positions])
-            return mapped(lambda cotangent: [_unpooled(cotangent, x, windows, gains)], noise)
-        return mapped(lambda cotangent: [_spread_out(cotangent, x, windows, weights)], noise)
+        back = to_elements(x, windows, weights)
+        return mapped(lambda cotangent: [back(cotangent)], (out.variance - explained).clamp_min(0))
 
     return Propagated(out, linearize)
 
@@ -235,6 +233,14 @@ def _mixed(weight: Tensor, first: Tensor | None, second: Tensor | None) -> Tenso
     if first is None:
         return None if second is None else (1 - weight) * second
     return weight * first if second is None else weight * (first - second) + second
+
+
+def to_elements(x: Tensor, windows: Windows, weights: dict[Position, Tensor]) -> Callable[[Tensor], Tensor]:
+    """The transposed map of a sum of every window's elements with these weights, for values like x."""
+    if windows.tile:
+        gains = windows.tiled([weights[p] for p in windows.positions])
+        return lambda cotangent: _unpooled(cotangent, x, windows, gains)
+    return lambda cotangent: _spread_out(cotangent, x, windows, weights)
 
 
 def _spread_out(cotangent: Tensor, x: Tensor, windows: Windows, weights: dict[Any, Tensor]) -> Tensor:
@@ -287,7 +293,7 @@ def _max_pool(n: int, op: Any) -> None:
 
     register(Variant.PAPER, _independent_maxima)  # elements of a window are independent
     register(Variant.CONTRAST, _alike_maxima)  # with averages that convolutions tell
-    register(None, _maxima)  # with the covariance that they tell
+    register(None, maxima)  # with the covariance that they tell
 
 
 _max_pool(1, aten.max_pool1d.default)

@@ -1,8 +1,8 @@
 """Maxima and minima: of two tensors, and over dimensions of one.
 
-Of two, Clark's formulas (gaussian/normal.py), exact for independent Gaussians. Over n elements, a tournament:
-the maximum of two halves, of two halves of the winners, and so on, each taken as Gaussian for the next round.
-To first order the maximum is the sum of the elements, weighted by their chances to win.
+Of two, Clark's formulas (gaussian/normal.py), exact for independent Gaussians. Over n elements, a tournament
+(gaussian/tournament.py). To first order the maximum is the sum of the elements, weighted by their chances to
+win.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from momentprop.gaussian.normal import max_response
+from momentprop.gaussian.tournament import tournament
 from momentprop.moments import Moments, mean_of, variance_of
 from momentprop.rules.families import shape_query
 from momentprop.rules.linearization import Propagated, mapped, weighted_inputs
@@ -40,41 +41,6 @@ _of_two(aten.min.other, -1)
 _of_two(aten.fmin.default, -1)
 
 
-def _tournament(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance of the maximum over the last dimension, and every element's chance, [..., n]."""
-    chances = torch.ones_like(mean)[..., None, :]  # [..., n, 1] after the first round, then twice as long
-    chances = chances.mT
-    while mean.shape[-1] > 1:
-        half = mean.shape[-1] // 2
-        pairs = [t[..., :half] for t in (mean, variance)] + [
-            t[..., half : 2 * half] for t in (mean, variance)
-        ]
-        won = max_response(*pairs)
-        wins = won[2][..., None]
-        first, second = chances[..., :half, :] * wins, chances[..., half : 2 * half, :] * (1 - wins)
-        merged = torch.cat([first, second], -1)
-        rest_mean, rest_variance = mean[..., 2 * half :], variance[..., 2 * half :]
-        if rest_mean.shape[-1]:  # one without a partner goes on, its chances padded
-            rest = chances[..., 2 * half :, :]
-            merged = torch.cat([merged, torch.nn.functional.pad(rest, (0, rest.shape[-1]))], -2)
-        mean = torch.cat([won[0], rest_mean], -1)
-        variance = torch.cat([won[1], rest_variance], -1)
-        chances = merged
-    return mean[..., 0], variance[..., 0], chances[..., 0, :]
-
-
-def _order(n: int) -> list[int]:
-    """Tell which element each place of a tournament's chances belongs to; -1 where there is none."""
-    places: list[list[int]] = [[i] for i in range(n)]
-    while len(places) > 1:
-        half = len(places) // 2
-        merged = [places[i] + places[half + i] for i in range(half)]
-        if len(places) % 2:
-            merged.append(places[-1] + [-1] * len(places[-1]))
-        places = merged
-    return places[0]
-
-
 def _over_dimensions(op: Any, sign: int) -> None:
     def dims_of(x: Moments, dim: Any) -> list[int]:
         n = x.mean.dim()
@@ -92,10 +58,7 @@ def _over_dimensions(op: Any, sign: int) -> None:
         order = [*kept, *dims]
         inner = [x.shape[d] for d in dims]
         rows = [t.permute(order).flatten(len(kept)) for t in (x.mean * sign, x.variance)]
-        mean, variance, chances = _tournament(*rows)
-        places = _order(rows[0].shape[-1])
-        index = [places.index(i) for i in range(rows[0].shape[-1])]
-        weights = chances[..., index]
+        mean, variance, weights = tournament(*rows)
         explained = (weights * weights * rows[1]).sum(-1)
         inverse = sorted(range(len(order)), key=order.__getitem__)
         spread = weights.unflatten(-1, inner).permute(inverse)

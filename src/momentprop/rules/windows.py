@@ -73,10 +73,14 @@ class Windows:
         return list(product(*map(range, self.kernel)))
 
     @property
+    def inside(self) -> bool:
+        """Say whether no window reaches beyond the input."""
+        return not any(self.padding) and not any(self.beyond)
+
+    @property
     def tile(self) -> bool:
         """Say whether every element of the input lies in at most one window, and windows inside the input."""
-        inside = not any(self.padding) and not any(self.beyond)
-        return inside and self.kernel == self.stride and all(d == 1 for d in self.dilation)
+        return self.inside and self.kernel == self.stride and all(d == 1 for d in self.dilation)
 
     def open(self, *values: Tensor, fill: tuple[float, ...]) -> Tensor:
         """Tensors stacked, padded with their fill values, channels last."""

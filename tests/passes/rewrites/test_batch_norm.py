@@ -111,7 +111,8 @@ class TestFoldBatchNorm:
 
     def test_weights_that_change_later_are_seen(self) -> None:
         """What is folded is computed from the parameters at every call."""
-        model = Block(nn.Conv2d(3, 4, 3), norm(nn.BatchNorm2d, 4)).double().eval()
+        layers = nn.Dropout(0.3), nn.Conv2d(3, 4, 3), norm(nn.BatchNorm2d, 4)
+        model = nn.Sequential(*layers).double().eval()
         x = images(2)
         bnn = mp.convert(model, x, fidelity="fast")
         with torch.no_grad():

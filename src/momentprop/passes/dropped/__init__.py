@@ -2,5 +2,16 @@
 
 from momentprop.passes.dropped.by_hand import RECOGNISE_DROPOUT
 from momentprop.passes.dropped.functions import TAKE_DROPPED_FUNCTIONS
+from momentprop.passes.dropped.maxima import (
+    JOIN_DROPPED_MAXIMUM,
+    JOIN_DROPPED_PAIR,
+    JOIN_DROPPED_POOL,
+)
 
-__all__ = ["RECOGNISE_DROPOUT", "TAKE_DROPPED_FUNCTIONS"]
+__all__ = [
+    "JOIN_DROPPED_MAXIMUM",
+    "JOIN_DROPPED_PAIR",
+    "JOIN_DROPPED_POOL",
+    "RECOGNISE_DROPOUT",
+    "TAKE_DROPPED_FUNCTIONS",
+]

@@ -4,7 +4,13 @@ Every rewrite keeps the deterministic function for every mask; parameters are no
 true when the weights change. What is recomputed per call (folded weights) is small beside the network.
 """
 
-from momentprop.passes.dropped import RECOGNISE_DROPOUT, TAKE_DROPPED_FUNCTIONS
+from momentprop.passes.dropped import (
+    JOIN_DROPPED_MAXIMUM,
+    JOIN_DROPPED_PAIR,
+    JOIN_DROPPED_POOL,
+    RECOGNISE_DROPOUT,
+    TAKE_DROPPED_FUNCTIONS,
+)
 from momentprop.passes.rewrites.activate_before_dropout import ACTIVATE_BEFORE_DROPOUT
 from momentprop.passes.rewrites.batch_norm import FOLD_BATCH_NORM
 from momentprop.passes.rewrites.pool_before_activation import POOL_BEFORE_ACTIVATION
@@ -12,12 +18,16 @@ from momentprop.passes.rewrites.reshapes import MERGE_RESHAPES
 from momentprop.passes.rewrites.scalar_chains import FOLD_SCALAR_CHAINS
 from momentprop.passes.runner import Pass
 
-# batch norm is folded into a layer before a pooling can come between them
+# batch norm is folded into a layer before a pooling can come between them; maxima are joined with a dropout
+# before an activation can come between those
 REWRITES: tuple[Pass, ...] = (
     MERGE_RESHAPES,
     RECOGNISE_DROPOUT,
     FOLD_SCALAR_CHAINS,
     FOLD_BATCH_NORM,
+    JOIN_DROPPED_POOL,
+    JOIN_DROPPED_MAXIMUM,
+    JOIN_DROPPED_PAIR,
     POOL_BEFORE_ACTIVATION,
     TAKE_DROPPED_FUNCTIONS,
     ACTIVATE_BEFORE_DROPOUT,
