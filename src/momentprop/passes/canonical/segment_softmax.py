@@ -15,7 +15,7 @@ from torch import fx
 
 from momentprop.capture.noise import constant
 from momentprop.graph.edit import Editor
-from momentprop.graph.ops import IDENTITIES, RESHAPES, SUMS
+from momentprop.graph.ops import IDENTITIES, RESHAPES, SUMS, draws
 from momentprop.passes.runner import Pass
 from momentprop.rules.segments import SEGMENT_SOFTMAX
 
@@ -44,7 +44,7 @@ def recognise_segment_softmax(node: fx.Node, edit: Editor) -> fx.Node | None:
     x, most = weight.args[0], 0.0
     if isinstance(x, fx.Node) and x.target is aten.sub.Tensor and not x.kwargs:
         greatest = _reduced(x.args[1], "amax", x.args[0])
-        if greatest is not None and greatest.along == total.along and not greatest.eps:
+        if greatest is not None and _equal(greatest.along, total.along) and not greatest.eps:
             x, most = x.args[0], _NEGLIGIBLE
     if total.eps > most:
         return None
@@ -67,7 +67,7 @@ def _reduced(value: Any, reduce: str, x: Any) -> _Reduced | None:
         return None
     same = kind == reduce and _unchanged(src) is _unchanged(x) and not scattered.kwargs.get("alpha")
     along = _along(dim, index, start.meta["val"].dim())
-    return _Reduced(start, along, before + after) if same and read[1] == along else None
+    return _Reduced(start, along, before + after) if same and _equal(read[1], along) else None
 
 
 def _without_eps(node: Any) -> tuple[Any, float]:
@@ -107,6 +107,16 @@ def _along(dim: Any, index: fx.Node, n: int) -> tuple[int, fx.Node]:
     while inner.target in RESHAPES:
         inner = inner.args[0]
     return dim, inner if inner.meta["val"].dim() == 1 else index
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Say whether two values are the same: one node, or the same operators of one node, such as edges[1]."""
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if one is other or not (isinstance(one, fx.Node) and isinstance(other, fx.Node)):
+        return bool(one == other)
+    same = one.op == other.op == "call_function" and one.target is other.target and not draws(one.target)
+    return same and one.kwargs == other.kwargs and _equal(one.args, other.args)
 
 
 def _unchanged(node: Any) -> Any:
