@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from momentprop.gaussian.composites import relu_moments
@@ -36,11 +37,10 @@ Response = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 class Steps:
     """All steps of a cell to first order, as tensors over time."""
 
-    gates: Tensor  # derivatives of the last state by a, one gate beside the other
+    gates: tuple[Tensor, ...]  # derivatives of every state by what goes into its gates, one beside the other
     noise: tuple[Tensor, ...]  # of every state
     kept: Tensor | None = None  # derivative of the last state by itself before
     shown: Tensor | None = None  # derivative of h by the new state of the cell
-    apart: Tensor | None = None  # derivative of h by what of W_ih x + b_ih is no part of a
 
 
 class Cell(Protocol):
@@ -56,8 +56,11 @@ class Cell(Protocol):
     def steps(self, records: Sequence[Tensor]) -> Steps:
         """All steps to first order, of their records stacked over time."""
 
-    def back(self, h: Tensor, last: Tensor, gates: Tensor) -> Tensor:
-        """The cotangent of a, from those of h and of the last state."""
+    def weights(self, by_state: Tensor, by_input: Tensor) -> list[Tensor]:
+        """Which weights, those of the state beside those of the input, lead to the gates of every state."""
+
+    def arranged(self, gates: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Cotangents of W_ih x + b_ih, and of a, from those of every state's gates."""
 
 
 class Lstm:
@@ -91,20 +94,26 @@ class Lstm:
     def steps(self, records: Sequence[Tensor]) -> Steps:
         spread, mean, variance, gain, c, c_var, new_var, out, out_var, out_gain = records
         left = residual(variance, gain * self.scale, spread)
+        gain_c, gain_o = (gain * self.square).split([3 * self.n_units, self.n_units], -1)
         i, f, g, o = mean.chunk(4, -1)
         i_var, f_var, g_var, o_var = variance.chunk(4, -1)
         i_left, f_left, g_left, o_left = left.chunk(4, -1)
         noise_c = f_var * c_var + i_var * g_var + c * c * f_left + g * g * i_left + i * i * g_left
         noise_h = o_var * out_var + out * out * o_left + o * o * residual(out_var, out_gain, new_var)
         return Steps(
-            gates=torch.cat([g, c, i, out], -1) * (gain * self.square),
+            gates=(out * gain_o, torch.cat([g, c, i], -1) * gain_c),
             noise=(noise_h, noise_c),
             kept=f,
             shown=o * out_gain,
         )
 
-    def back(self, h: Tensor, last: Tensor, gates: Tensor) -> Tensor:
-        return torch.cat([last, last, last, h], -1) * gates
+    def weights(self, by_state: Tensor, by_input: Tensor) -> list[Tensor]:
+        of_c, of_h = torch.cat([by_state, by_input], -1).split([3 * self.n_units, self.n_units], 1)
+        return [of_h, of_c]
+
+    def arranged(self, gates: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        a = torch.cat([gates[1], gates[0]], -1)
+        return a, a
 
 
 class Gru:
@@ -146,11 +155,17 @@ class Gru:
         noise = z_var * (h_var + new_var) + (h - new).square() * z_left
         noise = noise + by_new * by_new * residual(new_var, new_gain, u_var)
         noise = noise + by_u * by_u * (r_var * m_var + m * m * r_left)
-        gates = torch.cat([by_u * m * r_gain, (h - new) * z_gain, by_u * r], -1)
-        return Steps(gates, (noise,), kept=z, apart=by_u)
+        gates = torch.cat([by_u * m * r_gain, (h - new) * z_gain, by_u * r, by_u], -1)
+        return Steps((gates,), (noise,), kept=z)
 
-    def back(self, h: Tensor, last: Tensor, gates: Tensor) -> Tensor:
-        return torch.cat([last, last, last], -1) * gates
+    def weights(self, by_state: Tensor, by_input: Tensor) -> list[Tensor]:
+        state = F.pad(by_state, (0, 0, 0, self.n_units))
+        first, last = by_input.split([2 * self.n_units, self.n_units], 1)
+        return [torch.cat([state, torch.cat([first, torch.zeros_like(last), last], 1)], -1)]
+
+    def arranged(self, gates: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        r, z, by_state, by_input = gates[0].chunk(4, -1)
+        return torch.cat([r, z, by_input], -1), torch.cat([r, z, by_state], -1)
 
 
 class Rnn:
@@ -168,10 +183,13 @@ class Rnn:
 
     def steps(self, records: Sequence[Tensor]) -> Steps:
         variance, gain, spread = records
-        return Steps(gain, (residual(variance, gain, spread),))
+        return Steps((gain,), (residual(variance, gain, spread),))
 
-    def back(self, h: Tensor, last: Tensor, gates: Tensor) -> Tensor:
-        return last * gates
+    def weights(self, by_state: Tensor, by_input: Tensor) -> list[Tensor]:
+        return [torch.cat([by_state, by_input], -1)]
+
+    def arranged(self, gates: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        return gates[0], gates[0]
 
 
 def rnn_tanh(like: Tensor) -> Rnn:

@@ -174,62 +174,71 @@ class Back:
 
         To those of the input, the first states and the weights, and to those of the noise.
         """
-        layer, w, known = self.layer, self.layer.weights, self.known
+        layer, n = self.layer, self.layer.n_directions
         steps = [None] * len(layer.records) if output is None else layer.steps(output)
-        by_a, by_state, first = self._through_time(
+        x, by_state, first = self._through_time(
             steps, [None if c is None else c.transpose(0, 1) for c in last]
         )
-        a, states = layer.sequence(by_a), [layer.sequence(v) for v in zip(*by_state, strict=True)]
-        given = a
-        if known.apart is not None:
-            parts, n = a.unflatten(-1, (layer.n_directions, -1)), layer.cell.n_apart * layer.cell.n_units
-            apart = states[0] * layer.sequence(known.apart.unbind(0))
-            apart = apart.unflatten(-1, (layer.n_directions, -1))
-            given = torch.cat([parts[..., :-n], apart], -1).flatten(-2)
-        inputs = [torch.matmul(given, w.input.mean.flatten(0, 1)), *[c.transpose(0, 1) for c in first]]
+        of_input = layer.sequence(x)
+        of_input = of_input if n == 1 else of_input.unflatten(-1, (n, -1)).sum(-2)
+        inputs = [of_input, *[c.transpose(0, 1) for c in first]]
+        noise = [layer.sequence(values) for values in zip(*by_state, strict=True)]
         if by_weights:
+            given, a = self._gates(noise)
             inputs += self._of_weights(given, a)
-        noise = list(states)
-        if w.input.variance is not None and layer.x.variance is not None:
-            noise.append(given)
-        if w.state.variance is not None:
-            noise.append(a)
+            both_random = layer.weights.input.variance is not None and layer.x.variance is not None
+            noise += [given.flatten(-2)] if both_random else []
+            noise += [] if layer.weights.state.variance is None else [a.flatten(-2)]
         return inputs, noise
 
     def _through_time(
         self, outputs: Sequence[Tensor | None], last: Sequence[Tensor | None]
     ) -> tuple[list[Tensor], list[list[Tensor]], list[Tensor]]:
-        """Cotangents of a and of the states in all steps, [directions, K, ...], and of the first states."""
-        known, cell, w = self.known, self.layer.cell, self.layer.weights
-        gates, kept, shown = map(_each, (known.gates, known.kept, known.shown))
+        """Cotangents of the input and of the states in all steps, and of the first states."""
+        known, w = self.known, self.layer.weights
+        weights = self.layer.cell.weights(w.state.mean, w.input.mean)
+        n = self.layer.cell.n_units
+        gates = [_each(v if v.shape[-1] == n else v.unflatten(-1, (-1, n))) for v in known.gates]
+        kept, shown = _each(known.kept), _each(known.shown)
         like = next(c for c in (*outputs, *last) if c is not None)
         h: Any = last[0]
         c: Any = last[1] if len(last) > 1 else None
-        by_a, by_state = [], []
+        by_input, by_state = [], []
         for t in reversed(range(len(outputs))):
             h = _sum(h, outputs[t])
             if h is None:  # a last state c alone is asked for
                 h = like.new_zeros(*like.shape[:-1], self.layer.states[0].mean.shape[-1])
-            h = h if w.projection is None else _product(h, w.projection)
-            c = h * shown[t] if shown and c is None else torch.addcmul(c, h, shown[t]) if shown else None
-            top = h if c is None else c
-            a = cell.back(h, top, gates[t])
-            by_a.append(a)
-            by_state.append([h] if c is None else [h, c])
-            h = _product(a, w.state.mean)
+            h = h if w.projection is None else _product([h], [w.projection])
+            if shown:
+                c = h * shown[t] if c is None else torch.addcmul(c, h, shown[t])
+            states = [h] if c is None else [h, c]
+            by_state.append(states)
+            found = _product([_times(s, g[t]) for s, g in zip(states, gates, strict=True)], weights)
+            h, x = found.split([w.state.mean.shape[-1], w.input.mean.shape[-1]], -1)
+            by_input.append(x)
             if c is not None:
                 c = c * kept[t]
             elif kept:
-                h = torch.addcmul(h, top, kept[t])
-        return by_a[::-1], by_state[::-1], [h] if c is None else [h, c]
+                h = torch.addcmul(h, states[0], kept[t])
+        return by_input[::-1], by_state[::-1], [h] if c is None else [h, c]
+
+    def _gates(self, states: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Cotangents of W_ih x + b_ih and of a: sequences [..., directions, units]."""
+        layer, found = self.layer, []
+        for state, gates in zip(states, self.known.gates, strict=True):
+            factors = layer.sequence(gates.unbind(0)).unflatten(
+                -1, (layer.n_directions, -1, layer.cell.n_units)
+            )
+            cotangent = state.unflatten(-1, (layer.n_directions, 1, -1))
+            found.append((cotangent * factors).flatten(-2))
+        return layer.cell.arranged(found)
 
     def _of_weights(self, given: Tensor, a: Tensor) -> list[Tensor]:
         """Cotangents of the weights, direction by direction in the order of the operator's arguments."""
-        layer, n = self.layer, self.layer.n_directions
-        h = layer.sequence([h for h, _ in layer.before])
-        split = [v.unflatten(-1, (n, -1)).unbind(-2) for v in (given, a, h)]
+        layer = self.layer
+        h = layer.sequence([h for h, _ in layer.before]).unflatten(-1, (layer.n_directions, -1))
         found: list[Tensor] = []
-        for by_input, by_state, before in zip(*split, strict=True):
+        for by_input, by_state, before in zip(given.unbind(-2), a.unbind(-2), h.unbind(-2), strict=True):
             found.append(torch.einsum("kbtg,btf->kgf", by_input, layer.x.mean))
             found.append(torch.einsum("kbtg,btf->kgf", by_state, before))
             if layer.weights.biases:
@@ -242,14 +251,25 @@ def _linear(x: Tensor, weights: Tensor, biases: Tensor | None = None) -> Tensor:
     return F.linear(x, weights.flatten(0, 1), None if biases is None else biases.flatten())
 
 
-def _product(cotangent: Tensor, weight: Tensor) -> Tensor:
-    """[directions, K, batch, units] by [directions, units, inputs]."""
-    return torch.bmm(cotangent.flatten(1, 2), weight).unflatten(1, cotangent.shape[1:3])
+def _times(cotangent: Tensor, gates: Tensor) -> Tensor:
+    """The cotangent of what goes into one gate, or into several side by side."""
+    if gates.dim() == cotangent.dim():
+        return cotangent * gates
+    return (cotangent[..., None, :] * gates).flatten(-2)
+
+
+def _product(cotangents: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """The sum of [directions, K, batch, units] by [directions, units, inputs]."""
+    first, *others = [c.flatten(1, 2) for c in cotangents]
+    found = torch.bmm(first, weights[0])
+    for other, weight in zip(others, weights[1:], strict=True):
+        found = torch.baddbmm(found, other, weight)
+    return found.unflatten(1, cotangents[0].shape[1:3])
 
 
 def _each(values: Tensor | None) -> Sequence[Tensor]:
-    """In every step, [directions, 1, batch, units]; nothing if there are none."""
-    return () if values is None else values[:, :, None].unbind(0)
+    """In every step, [directions, 1, batch, ...]; nothing if there are none."""
+    return () if values is None else values.unsqueeze(2).unbind(0)
 
 
 def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
