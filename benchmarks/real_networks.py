@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import shlex
 import sys
 import time
@@ -94,7 +95,7 @@ def _tier(network: Foreign, truth: Truth, tier: str, plain: Tensor) -> dict[str,
         try:
             bnn = mp.convert(network.model, network.inputs, fidelity, outputs=outputs)
         except mp.MomentpropError as error:
-            return {"error": str(error)}
+            return {"error": re.sub(r'File "[^"]*/', 'File "', str(error))}
         seconds = time.perf_counter() - start
     with torch.no_grad():
         out = bnn(*network.inputs)
@@ -145,14 +146,15 @@ def _worth(truth: Truth, out: mp.Moments) -> dict[str, Any]:
     """Divergence of what a user predicts with, and the number of samples with the same divergence."""
     layout = truth.layout
     if not layout.is_classes:
-        moments = [layout.values(part).double() for part in (out.mean, out.variance)]
-        ours = torch.stack(moments, -1)
+        moments = [layout.values(part).double()[truth.varies] for part in (out.mean, out.variance)]
+        ours = torch.stack(moments, -1).unsqueeze(0)
     elif layout.head is not None and layout.head[0] == "logits":
         ours = layout.probabilities(mp.classify(out).log_probs).flatten(0, 1)
     else:
         ours = layout.probabilities(out.mean).flatten(0, 1)
-    smallest = torch.finfo(torch.float32).tiny if layout.is_classes else 0.0
-    kl = truth.kind.kl(truth.predictive, ours.clamp_min(smallest)).mean().item()
+    if layout.is_classes:
+        ours = ours.clamp_min(torch.finfo(torch.float32).tiny)
+    kl = truth.kind.kl(truth.predictive, ours).mean().item()
     worth = equivalent_samples(kl, truth.curve)
     return {"kl": kl, "worth": worth.value, "worth_bound": worth.bound}
 
@@ -191,7 +193,7 @@ def _provenance(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _print(result: dict[str, Any]) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 130)
+    console = Console(width=None if sys.stdout.isatty() else 150)
     table = Table(title="Distance from MC dropout", title_justify="left", pad_edge=False)
     for column in ("network", "tier", "std / MC's [5..95 %]", "corr.", "mean off (plain)", "KL", "worth T"):
         table.add_column(column, no_wrap=True)
@@ -202,7 +204,7 @@ def _print(result: dict[str, Any]) -> None:
             table.add_row(name, "skipped", network["skipped"])
         for tier, row in network.get("tiers", {}).items():
             if "error" in row:
-                table.add_row(name, tier, row["error"].splitlines()[0][:60])
+                table.add_row(name, tier, "refused")
             else:
                 table.add_row(name, _named(tier, row), *_cells(row, network["plain"]))
         table.add_section()

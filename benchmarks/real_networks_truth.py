@@ -21,7 +21,7 @@ LOOP = 300  # passes of the user's own module, beside which the samples are chec
 
 
 class Probabilities(Classes):
-    """Class probabilities, from samples that are probabilities already.
+    """Class probabilities, of samples that are probabilities already.
 
     Nothing has probability 0: a softmax in float32 says so of what is below 1e-38 or so.
     """
@@ -37,19 +37,15 @@ class Truth:
     layout: Layout
     mean: Tensor  # [inputs, elements]
     variance: Tensor
+    kind: Predictive
     predictive: Tensor
     curve: dict[int, float]
     n_samples: int
     loop: dict[str, float]  # the plain loop's moments beside these
 
     @property
-    def kind(self) -> Predictive:
-        return Probabilities() if self.layout.is_classes else Gaussian()
-
-    @property
     def varies(self) -> Tensor:
-        """Elements whose spread is above a thousandth of the largest, and so known."""
-        return self.variance > 1e-6 * self.variance.max()
+        return _varies(self.variance)
 
 
 def sample(network: Foreign, n_samples: int, cache: Path) -> Truth:
@@ -61,11 +57,20 @@ def sample(network: Foreign, n_samples: int, cache: Path) -> Truth:
     parts = [_part(network, layout, seed, cache) for seed in range(count + -(-count // 2))]
     values, rows = (torch.cat([p[i] for p in parts[:count]]) for i in (0, 1))
     mean, variance = values.double().mean(0), values.double().var(0)
-    kind: Predictive = Probabilities() if layout.is_classes else Gaussian()
+    others = torch.cat([p[1] for p in parts[count:]])
+    kind: Predictive = Probabilities()
+    if not layout.is_classes:
+        kind, known = Gaussian(), _varies(variance)
+        rows, others = (part[:, known].unsqueeze(1) for part in (rows, others))
     predictive = kind.of_samples(rows)
-    curve = convergence(kind, predictive, torch.cat([p[1] for p in parts[count:]]), SIZES)
+    curve = convergence(kind, predictive, others, SIZES)
     loop = _loop(network, layout, mean, variance, cache)
-    return Truth(layout, mean, variance, predictive, curve, len(values), loop)
+    return Truth(layout, mean, variance, kind, predictive, curve, len(values), loop)
+
+
+def _varies(variance: Tensor) -> Tensor:
+    """Elements whose spread is above a thousandth of the largest, and so known."""
+    return variance > 1e-6 * variance.max()
 
 
 def layout_of(network: Foreign) -> Layout:
@@ -84,26 +89,41 @@ def rows_of(layout: Layout, samples: Tensor) -> Tensor:
 def _part(network: Foreign, layout: Layout, seed: int, cache: Path) -> tuple[Tensor, Tensor]:
     path = cache / f"samples-{seed}.pt"
     if not path.exists():
-        mc = mp.monte_carlo(network.model, network.inputs, A_FILE, seed, keep_samples=True)
-        found = layout.values(mc.samples).clone(), rows_of(layout, mc.samples).float().clone()
-        _save(found, path)
+        samples = _samples(network, seed)
+        _save((layout.values(samples).clone(), rows_of(layout, samples).float().clone()), path)
     values, rows = torch.load(path, weights_only=True)
     return values, rows
+
+
+def _samples(network: Foreign, seed: int) -> Tensor:
+    """By `mp.monte_carlo`; by a plain loop where the network cannot be traced or unrolled."""
+    try:
+        samples: Tensor = mp.monte_carlo(
+            network.model, network.inputs, A_FILE, seed, keep_samples=True
+        ).samples
+    except mp.MomentpropError:
+        return _by_loop(network, A_FILE, seed + 1)
+    return samples
+
+
+def _by_loop(network: Foreign, count: int, seed: int) -> Tensor:
+    """Outputs of the user's own module with its dropout on."""
+    torch.manual_seed(seed)
+    for part in network.model.modules():
+        part.training = not isinstance(part, nn.modules.batchnorm._BatchNorm)
+    with torch.no_grad():
+        samples = torch.stack([network.model(*network.inputs) for _ in range(count)])
+    network.model.eval()
+    return samples
 
 
 def _loop(network: Foreign, layout: Layout, mean: Tensor, variance: Tensor, cache: Path) -> dict[str, float]:
     """How far the moments of the user's own module, in a plain loop with its dropout on, are from these."""
     path = cache / "loop.pt"
     if not path.exists():
-        torch.manual_seed(0)
-        for part in network.model.modules():
-            part.training = not isinstance(part, nn.modules.batchnorm._BatchNorm)
-        with torch.no_grad():
-            values = torch.stack([layout.values(network.model(*network.inputs)) for _ in range(LOOP)])
-        network.model.eval()
-        _save(values, path)
+        _save(layout.values(_by_loop(network, LOOP, 0)), path)
     values = torch.load(path, weights_only=True).double()
-    varies = variance > 1e-6 * variance.max()
+    varies = _varies(variance)
     shift = ((values.mean(0) - mean)[varies].square() / variance[varies]).mean().sqrt().item()
     ratio = (values.var(0)[varies] / variance[varies]).sqrt().median().item()
     expected = (1 / LOOP + 1 / A_FILE / max(1, len(list(cache.glob("samples-*"))) * 2 // 3)) ** 0.5
@@ -111,7 +131,7 @@ def _loop(network: Foreign, layout: Layout, mean: Tensor, variance: Tensor, cach
 
 
 def _digest(network: Foreign) -> str:
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(str(network.head).encode())
     for tensor in (*network.model.state_dict().values(), *network.inputs):
         digest.update(tensor.detach().contiguous().numpy().tobytes())
     return digest.hexdigest()[:12]
