@@ -149,7 +149,7 @@ def _worth(truth: Truth, out: mp.Moments) -> dict[str, Any]:
         moments = [layout.values(part).double()[truth.varies] for part in (out.mean, out.variance)]
         ours = torch.stack(moments, -1).unsqueeze(0)
     elif layout.head is not None and layout.head[0] == "logits":
-        ours = layout.probabilities(mp.classify(out).log_probs).flatten(0, 1)
+        ours = layout.probabilities(_classified(out).log_probs).flatten(0, 1)
     else:
         ours = layout.probabilities(out.mean).flatten(0, 1)
     if layout.is_classes:
@@ -157,6 +157,14 @@ def _worth(truth: Truth, out: mp.Moments) -> dict[str, Any]:
     kl = truth.kind.kl(truth.predictive, ours).mean().item()
     worth = equivalent_samples(kl, truth.curve)
     return {"kl": kl, "worth": worth.value, "worth_bound": worth.bound}
+
+
+def _classified(out: mp.Moments) -> mp.ClassPredictive:
+    """The predictive over classes; without covariance where samples take several rows of the batch."""
+    try:
+        return mp.classify(out)
+    except ValueError:
+        return mp.classify(mp.Moments(out.mean, out.variance))
 
 
 def _known(path: Path) -> dict[str, Any]:
