@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 import momentprop.rules  # noqa: F401  (registers the rules)
 from momentprop import tiers
 from momentprop.capture.batch import taken_for_time
+from momentprop.capture.choice import Where
 from momentprop.capture.signature import split_inputs
 from momentprop.capture.trace import Trace, trace
 from momentprop.engine.layouts import size_in_trace, size_of_one
@@ -39,6 +40,7 @@ def convert(
     unsupported: str = "error",
     jumps: int = 0,
     batch_dim: Any = 0,
+    dropout: Where | None = None,
 ) -> BayesianNetwork:
     """Turn a trained dropout network into one that returns mean and variance in a single pass.
 
@@ -76,6 +78,11 @@ def convert(
             one for each input, in their structure (None for an input without a batch). None alone says that
             the inputs together are one sample, such as a graph: its sizes may vary from call to call, and
             the covariance is that of all outputs.
+        dropout: which dropouts count: those of modules of a class or of a tuple of classes (`nn.Dropout`), of
+            modules whose whole name a regular expression matches (`r"head\\..*"`), or of modules that a
+            function (name, module) -> bool is true for. `nn.Module` means all. By default all count too,
+            unless some modules that drop are in training mode and others in eval mode: those in eval mode
+            are left out then, with a note.
 
     Returns:
         A module called like the model, with `Moments` in place of every output tensor.
@@ -98,7 +105,7 @@ def convert(
     args, kwargs = split_inputs(example_inputs)
     leaves = pytree.tree_leaves((args, kwargs), is_leaf=is_moments)
     uncertain = tuple(is_moments(v) for v in leaves)
-    traced = _traced(model, example_inputs, batch_dim)
+    traced = _traced(model, example_inputs, batch_dim, dropout)
 
     def network(tier: Tier) -> BayesianNetwork:
         return BayesianNetwork(model, traced, Request(tier, selection, unsupported, jumps), uncertain)
@@ -133,8 +140,8 @@ def convert(
     return fast
 
 
-def _traced(model: nn.Module, example_inputs: Any, batch_dim: Any) -> Trace:
-    traced = trace(model, example_inputs, batch_dim)
+def _traced(model: nn.Module, example_inputs: Any, batch_dim: Any, dropout: Where | None) -> Trace:
+    traced = trace(model, example_inputs, batch_dim, dropout)
     place = None if traced.signature.batch.whole else taken_for_time(traced.graph)
     if place is not None:
         warnings.warn(f"{_TIME_FIRST}:\n  {place}", TraceNote, stacklevel=3)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from momentprop.capture.choice import Where, chooser
 from momentprop.errors import DropProbabilityError
 
 Model = TypeVar("Model", bound=nn.Module)
-Where = type[nn.Module] | tuple[type[nn.Module], ...] | str | Callable[[str, nn.Module], bool]
 
 _NAME = "input_dropout"
 # run their children one after the other, or are never called themselves: a child more would do harm
@@ -60,7 +59,7 @@ def with_dropout(
     if not 0 <= p < 1:
         raise DropProbabilityError(f"p must be in 0 <= p < 1, not {p}")
     model = copy.deepcopy(model)
-    is_chosen = _chooser(where)
+    is_chosen = chooser(where, "where")
     uncalled = _uncalled(model)
     layers = {name: m for name, m in model.named_modules() if _can_be_chosen(m)}
     chosen = {name: m for name, m in layers.items() if is_chosen(name, m)}
@@ -70,20 +69,6 @@ def with_dropout(
         if name not in uncalled:
             _insert(name, layer, dropout(p))
     return model
-
-
-def _chooser(where: Where) -> Callable[[str, nn.Module], bool]:
-    if isinstance(where, str):
-        pattern = re.compile(where)
-        return lambda name, _: pattern.fullmatch(name) is not None
-    if isinstance(where, (type, tuple)):
-        classes = where if isinstance(where, tuple) else (where,)
-        if not all(isinstance(c, type) and issubclass(c, nn.Module) for c in classes):
-            raise TypeError(f"where must name classes of modules, not {where!r}")
-        return lambda _, module: isinstance(module, classes)
-    if not callable(where):
-        raise TypeError(f"where must be a class, a name pattern or a function, not {type(where).__name__}")
-    return where
 
 
 def _can_be_chosen(module: nn.Module) -> bool:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from momentprop.capture.choice import Where
 from momentprop.capture.records import rebuild_output
 from momentprop.capture.signature import split_inputs
 from momentprop.capture.trace import Trace, trace
@@ -91,6 +92,7 @@ def monte_carlo(
     compile: bool = False,
     progress: bool = False,
     batch_dim: Any = 0,
+    dropout: Where | None = None,
 ) -> Any:
     """Mean, variance and standard errors of the outputs over random dropout masks.
 
@@ -105,6 +107,7 @@ def monte_carlo(
         compile: run the sampled part through `torch.compile`.
         progress: show a progress bar on stderr (needs rich).
         batch_dim: as for `mp.convert`; a converted network knows it.
+        dropout: which dropouts count, as for `mp.convert`; a converted network knows it.
 
     Returns:
         The model's output structure with `SampledMoments` in place of tensors.
@@ -117,7 +120,12 @@ def monte_carlo(
     """
     if n_samples < 2:
         raise ValueError(f"n_samples must be at least 2, not {n_samples}")
-    traced = inside(model).trace if isinstance(model, BayesianNetwork) else trace(model, inputs, batch_dim)
+    if not isinstance(model, BayesianNetwork):
+        traced = trace(model, inputs, batch_dim, dropout)
+    elif dropout is None:
+        traced = inside(model).trace
+    else:
+        raise ValueError("the dropouts of a converted network were chosen when it was converted")
     args, kwargs = split_inputs(inputs)
     leaves = traced.signature.flatten(args, kwargs)
     sampler = _sampler(traced, tuple(is_moments(leaf) for leaf in leaves), compile)

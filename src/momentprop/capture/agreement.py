@@ -116,6 +116,19 @@ def differing(
     return found
 
 
+def is_random_in_training(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], kind: type, reference: Outputs
+) -> bool:
+    """Say whether modules of a class, when they alone are in training mode, drop or draw random numbers."""
+    idle = _IdleDropout()
+    try:
+        with idle:
+            outputs = _run(model, args, kwargs, functools.partial(_is, kind))
+    except Exception:  # tracing will leave such a class in eval mode, and say so
+        return False
+    return idle.count > 0 or outputs.draws > reference.draws
+
+
 def _is(kind: type, module: nn.Module) -> bool:
     return type(module) is kind
 

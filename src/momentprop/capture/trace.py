@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from momentprop.capture.agreement import Outputs, differing, evaluated
 from momentprop.capture.batch import Batch, BatchDim, open_dimensions, rows_per_sample
+from momentprop.capture.choice import Choice, Where
 from momentprop.capture.exporting import PREFIX, export
 from momentprop.capture.idle import hides_noise, outputs_of
 from momentprop.capture.layerdrop import BranchByChanceError
@@ -88,8 +89,10 @@ class Trace:
         return dataclasses.replace(self, graph=graph, signature=self.signature.moved(probe))
 
 
-def trace(model: nn.Module, inputs: Any, batch_dim: BatchDim = 0) -> Trace:
-    """Trace the model with dropout armed and any number of samples, leaving it as it was."""
+def trace(
+    model: nn.Module, inputs: Any, batch_dim: BatchDim = 0, dropout: Where | Choice | None = None
+) -> Trace:
+    """Trace the model with the dropout that counts armed and any number of samples, leaving it as it was."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, not {type(model).__name__}")
     args, kwargs = pytree.tree_map(mean_of, split_inputs(inputs), is_leaf=is_moments)
@@ -100,15 +103,16 @@ def trace(model: nn.Module, inputs: Any, batch_dim: BatchDim = 0) -> Trace:
         raise InputError("the example inputs contain no tensor")
     signature = Signature.of(model, args, kwargs, batch_dim)
     with EXPORTING:  # what is run to compare with must not run while another thread exports
-        return _with_samples(model, leaves, signature)
+        choice = Choice.of(model, dropout, *pytree.tree_unflatten(leaves, signature.spec))
+        return _with_samples(model, leaves, signature, choice)
 
 
-def _with_samples(model: nn.Module, leaves: list[Any], signature: Signature) -> Trace:
+def _with_samples(model: nn.Module, leaves: list[Any], signature: Signature, choice: Choice) -> Trace:
     """Trace; once more where the model turns out to put several rows of the batch together."""
 
     def traced(batch: Batch) -> Trace:
         args, kwargs = pytree.tree_unflatten(batch.two_or_more(leaves), signature.spec)
-        made = _trace(model, args, kwargs, dataclasses.replace(signature, batch=batch))
+        made = _trace(model, args, kwargs, dataclasses.replace(signature, batch=batch), choice)
         left = tuple([open_dimensions(node) for node in made.input_nodes])
         kept = tuple([d if d in found else None for d, found in zip(batch.dims, left, strict=True)])
         batch = dataclasses.replace(batch, dims=tuple([None] * len(kept)) if batch.whole else kept)
@@ -124,17 +128,20 @@ def _with_samples(model: nn.Module, leaves: list[Any], signature: Signature) -> 
     return made
 
 
-def _trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], signature: Signature) -> Trace:
+def _trace(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], signature: Signature, choice: Choice
+) -> Trace:
     """Trace with dropout armed, leaving in eval mode what would make more of training than dropout."""
 
     def attempt(disarm: frozenset[str]) -> tuple[Trace, frozenset[str]]:
-        program, out_spec, left_out = export(model, args, kwargs, signature.batch, disarm)
+        program, out_spec, left_out = export(model, args, kwargs, signature.batch, disarm | uncounted)
         opaque.update(dict.fromkeys(left_out))
         graph, state, written = normalize(program, PREFIX)
         constants = {name.removeprefix(PREFIX): value for name, value in program.constants.items()}
         return Trace(graph, program.graph_module, state, constants, signature, out_spec), written
 
     opaque: dict[type, None] = {}
+    uncounted = choice.names(model)
     reference = evaluated(model, args, kwargs)
     disarm: frozenset[str] = frozenset()
     try:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from momentprop import tiers
+from momentprop.capture.choice import Choice
 from momentprop.capture.trace import Trace, trace
 from momentprop.engine.selection import Selection
 from momentprop.errors import CovarianceError, MissingRuleError
@@ -33,14 +34,16 @@ class Tiers:
     missing: dict[str, str] = field(default_factory=dict)
 
 
-def convert_tiers(model: nn.Module, inputs: Inputs, wanted: Sequence[str] | None, unsupported: str) -> Tiers:
+def convert_tiers(
+    model: nn.Module, inputs: Inputs, wanted: Sequence[str] | None, unsupported: str, choice: Choice
+) -> Tiers:
     """Convert to every tier there is; raise what the first one says if there is none."""
     unknown = [tier for tier in wanted or () if tier not in TIERS]
     if unknown:
         raise ValueError(f"tiers must be among {', '.join(TIERS)}, not {unknown[0]!r}")
     if unsupported not in UNSUPPORTED:
         raise ValueError(f"unsupported must be one of {', '.join(UNSUPPORTED)}, not {unsupported!r}")
-    traced = trace(model, inputs.first(2).tensors)
+    traced = trace(model, inputs.first(2).tensors, dropout=choice)
     made = Tiers(traced, {})
     certain = (False,) * len(traced.input_nodes)
     first: Exception | None = None

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from momentprop.capture.choice import Choice, Where
 from momentprop.capture.trace import Trace
 from momentprop.errors import InputError
-from momentprop.validation.batch_first import BatchDim, BatchFirst
+from momentprop.validation.batch_first import BatchDim, BatchFirst, moved
 from momentprop.validation.comparison import Methods, add_novelty, compare
 from momentprop.validation.findings import MC, PLAIN, SAVED
 from momentprop.validation.inputs import Inputs, collect, task_of
@@ -50,6 +51,7 @@ def validate(
     name: str | None = None,
     progress: Progress | None = None,
     batch_dim: BatchDim = 0,
+    dropout: Where | None = None,
 ) -> Report:
     """Compare every tier with MC dropout on one's own model and data.
 
@@ -72,6 +74,7 @@ def validate(
         progress: called as (stage, done, total).
         batch_dim: the dimension of the inputs that is the batch, or one for each input. In outputs it is
             the first.
+        dropout: which dropouts count, as in `convert`.
 
     Returns:
         A `Report`: `print(report)`, `report.to_dict()`, `report.save_html("report.html")`. After Ctrl-C
@@ -89,6 +92,7 @@ def validate(
     if n_inputs < 1:
         raise ValueError(f"n_inputs must be at least 1, not {n_inputs}")
     inputs, name = collect(loader, n_inputs, targets, batch_dim=batch_dim), name or type(model).__name__
+    choice = Choice.of(model, dropout, tuple(moved(inputs.first(2).tensors, batch_dim, back=True)), {})
     if batch_dim != 0:
         model = BatchFirst(model, batch_dim)
         saved = None if saved is None else BatchFirst(saved, batch_dim)
@@ -97,7 +101,7 @@ def validate(
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        return _Validation(model, inputs, task, output, n_samples, seed, tell).run(
+        return _Validation(model, inputs, task, output, n_samples, seed, tell, choice).run(
             ood_loader, tiers, saved, layers, unsupported, name
         )
     finally:
@@ -116,6 +120,7 @@ class _Validation:
     n_samples: int
     seed: int
     tell: Progress
+    choice: Choice
     trace: Trace = field(init=False)
     networks: dict[str, nn.Module] = field(init=False)
     layout: Layout = field(init=False)
@@ -132,7 +137,7 @@ class _Validation:
         example = self._example()
         novel = None if ood_loader is None else self._novel(ood_loader)
         self.tell("converting", 0, 1)
-        made = convert_tiers(self.model, self.inputs, tiers, unsupported)
+        made = convert_tiers(self.model, self.inputs, tiers, unsupported, self.choice)
         self.trace = made.trace
         self.networks = dict(made.networks)
         if saved is not None:
