@@ -110,7 +110,7 @@ def mutual_information() -> dict[str, Any]:
         bnn = mp.convert(model, x[:2], tier)
         with torch.no_grad():
             parts = [mp.classify(bnn(batch)) for batch in x.split(100)]
-        ratio = torch.cat([p.mutual_information for p in parts]) / truth.mutual_information
+        ratio = torch.cat([p.epistemic for p in parts]) / truth.epistemic
         low, median, high = ratio.double().quantile(torch.tensor([0.05, 0.5, 0.95]).double()).tolist()
         out[tier] = {"median": median, "p05": low, "p95": high, "samples": len(samples), "inputs": len(x)}
     return out
@@ -123,7 +123,7 @@ def overhead(batch: int = 256) -> dict[str, float]:
 
     def predict(x: Tensor) -> tuple[Tensor, ...]:
         p = mp.classify(bnn(x))
-        return p.probs, p.entropy, p.mutual_information
+        return p.probs, p.total, p.epistemic
 
     alone = torch.compile(bnn, fullgraph=True, dynamic=False)
     together = torch.compile(predict, fullgraph=True, dynamic=False)

@@ -108,24 +108,21 @@ class Classifier:
         [logits] = found.values()
         exponentials = np.exp(logits - logits.max(-1, keepdims=True))
         probs = exponentials / exponentials.sum(-1, keepdims=True)
-        return {"probs": probs, "entropy": -(probs * np.log(np.maximum(probs, 1e-30))).sum(-1)}
+        return {"probs": probs, "total": -(probs * np.log(np.maximum(probs, 1e-30))).sum(-1)}
 
     def predictions(self, found: dict[str, np.ndarray]) -> list[Prediction]:
-        probs, entropy, epistemic = found["probs"], found["entropy"], found.get("mutual_information")
+        parts = ("total", "epistemic", "aleatoric")
         answers = []
-        for i, row in enumerate(probs):
-            total, index = float(entropy[i]), int(row.argmax())
-            known = None if epistemic is None else float(epistemic[i])
-            uncertainty = Uncertainty(
-                total=total, epistemic=known, aleatoric=None if known is None else max(0.0, total - known)
-            )
+        for i, row in enumerate(found["probs"]):
+            index = int(row.argmax())
+            uncertainty = Uncertainty(**{p: float(found[p][i]) if p in found else None for p in parts})
             answers.append(
                 Prediction(
                     label=self.classes[index],
                     index=index,
                     probabilities=row.tolist(),
                     uncertainty=uncertainty,
-                    abstain=total > self.abstain_above,
+                    abstain=not uncertainty.total <= self.abstain_above,
                 )
             )
         return answers

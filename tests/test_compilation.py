@@ -28,7 +28,7 @@ def classified(*head: nn.Module) -> tuple[Callable[[Tensor], Any], Tensor]:
 
     def predict(x: Tensor) -> tuple[Tensor, Tensor]:
         found = mp.classify(bnn(x))
-        return found.probs, found.mutual_information
+        return found.probs, found.epistemic
 
     return predict, x
 

@@ -57,7 +57,7 @@ def test_classification_averages_probabilities() -> None:
         found = mp.classify(ensemble(X))
         each = torch.stack([mp.classify(m(X)).probs for m in members])
         torch.testing.assert_close(found.probs, each.mean(0))
-        assert (found.mutual_information > 0).all()
+        assert (found.epistemic > 0).all()
     samples = mp.Ensemble(models).monte_carlo(X, 100, seed=1)
     assert [s.n_samples for s in samples] == [100] * 3
     assert not torch.equal(samples[0].samples[:50], samples[1].samples[:50])

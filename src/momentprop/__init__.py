@@ -24,8 +24,10 @@ from momentprop.exports.onnx import export_onnx
 from momentprop.insertion import with_dropout
 from momentprop.moments import Jumps, Moments
 from momentprop.network import BayesianNetwork
-from momentprop.predict.classification import ClassPredictive, classify
-from momentprop.predict.regression import RegressionPredictive, fit_noise, regress
+from momentprop.predict.class_predictive import ClassPredictive
+from momentprop.predict.classification import classify
+from momentprop.predict.regression import fit_noise, regress
+from momentprop.predict.regression_predictive import RegressionPredictive
 from momentprop.rules.activation import activation
 from momentprop.rules.linearization import Propagated, mapped, scaled, source
 from momentprop.rules.registry import rule

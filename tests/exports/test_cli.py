@@ -84,7 +84,9 @@ def test_a_saved_network_to_onnx(module: str, tmp_path: Path) -> None:
     ran = CliRunner().invoke(app, arguments)
     assert ran.exit_code == 0, ran.output
     said = json.loads(ran.stdout)
-    assert [port["name"] for port in said["outputs"]] == ["mean", "std", "lower", "upper"]
+    assert [port["name"] for port in said["outputs"]] == [
+        *("mean", "std", "total", "aleatoric", "epistemic", "lower", "upper")
+    ]
     assert said["options"]["level"] == 0.8
     assert said["options"]["verified"]
     ran = CliRunner().invoke(app, ["inspect", "out.onnx"])

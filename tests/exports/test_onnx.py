@@ -82,11 +82,13 @@ def test_finished_classification(classes: int, tmp_path: Path) -> None:
     mp.export_onnx(bnn, tmp_path / "model.onnx", "classification")
     x = torch.randn(40, 4)
     found, wanted = run(tmp_path / "model.onnx", x), mp.classify(bnn(x))
-    assert list(found) == ["probs", "entropy", "mutual_information"]
+    assert list(found) == ["probs", "total", "aleatoric", "epistemic"]
     close(found["probs"], wanted.probs)
-    close(found["entropy"], wanted.entropy)
-    atol = 1e-5 * float(wanted.entropy.max())
-    torch.testing.assert_close(found["mutual_information"], wanted.mutual_information, rtol=0, atol=atol)
+    close(found["total"], wanted.total)
+    assert wanted.aleatoric is not None
+    atol = 1e-5 * float(wanted.total.max())
+    torch.testing.assert_close(found["aleatoric"], wanted.aleatoric, rtol=0, atol=atol)
+    torch.testing.assert_close(found["epistemic"], wanted.epistemic, rtol=0, atol=atol)
 
 
 def test_finished_classification_behind_the_networks_own_softmax(tmp_path: Path) -> None:
@@ -94,7 +96,7 @@ def test_finished_classification_behind_the_networks_own_softmax(tmp_path: Path)
     bnn = mp.convert(nn.Sequential(mlp(), nn.Softmax(-1)), X)
     mp.export_onnx(bnn, tmp_path / "model.onnx", "classification", method="paper")
     found = run(tmp_path / "model.onnx", X)
-    assert list(found) == ["probs", "entropy"]
+    assert list(found) == ["probs", "total"]
     close(found["probs"], mp.classify(bnn(X), "paper").probs)
 
 
@@ -104,9 +106,11 @@ def test_finished_regression(tmp_path: Path) -> None:
     metadata = mp.export_onnx(bnn, tmp_path / "model.onnx", "regression", level=0.9, **options)
     assert metadata.options["level"] == 0.9
     found, wanted = run(tmp_path / "model.onnx", X), mp.regress(bnn(X), **options)
-    assert list(found) == ["mean", "std", "lower", "upper"]
-    low, high = wanted.interval(0.9)
-    for name, value in (("mean", wanted.mean), ("std", wanted.std), ("lower", low), ("upper", high)):
+    names = ["mean", "std", "total", "aleatoric", "epistemic"]
+    assert list(found) == [*names, "lower", "upper"]
+    for name in names:
+        close(found[name], getattr(wanted, name))
+    for name, value in zip(("lower", "upper"), wanted.interval(0.9), strict=True):
         close(found[name], value)
 
 
@@ -376,8 +380,9 @@ def test_scales_of_errors() -> None:
     wanted = {"mean": torch.tensor([-10.0]), "variance": torch.tensor([1e-20]), "covariance": torch.eye(1)}
     assert verification._scale("variance", wanted) == pytest.approx(1e-3)
     assert verification._scale("covariance", wanted) == 1.0
-    wanted = {"entropy": torch.tensor([2.0]), "mutual_information": torch.tensor([1e-7])}
-    assert verification._scale("mutual_information", wanted) == 2.0
+    wanted = {"total": torch.tensor([2.0]), "epistemic": torch.tensor([1e-7])}
+    assert verification._scale("epistemic", wanted) == 2.0
+    assert verification._scale("epistemic", wanted | {"mean": torch.tensor([1e6])}) == pytest.approx(1e7)
 
 
 def test_small_files_without_paths(tmp_path: Path) -> None:

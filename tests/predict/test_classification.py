@@ -39,10 +39,8 @@ def test_softmax_at_the_end_of_the_network_changes_nothing(fidelity: str, method
         out = mp.convert(network(head), X, fidelity)(X)
         found = mp.classify(out, method)
         torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=1e-4, atol=1e-5)
-        if expected.expected_entropy is not None:
-            torch.testing.assert_close(
-                found.mutual_information, expected.mutual_information, rtol=1e-3, atol=1e-5
-            )
+        if expected.aleatoric is not None:
+            torch.testing.assert_close(found.epistemic, expected.epistemic, rtol=1e-3, atol=1e-5)
 
 
 def test_probabilities_keep_a_covariance_of_their_own() -> None:
@@ -75,9 +73,9 @@ def test_samples_are_a_mixture(head: list[nn.Module]) -> None:
     torch.testing.assert_close(found.probs, p.mean(0), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(found.probs_variance, p.var(0, correction=0), rtol=1e-3, atol=1e-6)
     entropy = torch.special.entr(p).sum(-1).mean(0)
-    torch.testing.assert_close(found.expected_entropy, entropy, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.aleatoric, entropy, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(
-        found.mutual_information, torch.special.entr(p.mean(0)).sum(-1) - entropy, rtol=1e-2, atol=1e-5
+        found.epistemic, torch.special.entr(p.mean(0)).sum(-1) - entropy, rtol=1e-2, atol=1e-5
     )
 
 
@@ -86,7 +84,7 @@ def test_one_pass_is_close_to_sampling() -> None:
     mc = mp.classify(mp.monte_carlo(model, X, 20_000, seed=0))
     ours = mp.classify(mp.convert(model, X)(X))
     assert (ours.probs - mc.probs).abs().max() < 0.03
-    ratio = ours.mutual_information / mc.mutual_information
+    ratio = ours.epistemic / mc.epistemic
     assert 0.9 < ratio.median() < 1.1
     by_paper = mp.classify(mp.convert(model, X, "paper")(X), "paper")
     assert (by_paper.probs - mc.probs).abs().mean() > 3 * (ours.probs - mc.probs).abs().mean()
@@ -96,7 +94,7 @@ def test_plain_network_has_no_epistemic_part() -> None:
     logits = torch.randn(7, 5)
     found = mp.classify(logits)
     torch.testing.assert_close(found.probs, logits.softmax(-1))
-    assert (found.mutual_information < 1e-6).all()
+    assert (found.epistemic < 1e-6).all()
     assert (found.probs_variance < 1e-6).all()
 
 
@@ -107,13 +105,15 @@ def test_measures() -> None:
     torch.testing.assert_close(p.nll(torch.tensor([1, 2])), -torch.tensor([0.2, 0.8]).log())
     expected = torch.distributions.Categorical(probs=p.probs).entropy()
     torch.testing.assert_close(p.entropy, expected)
+    torch.testing.assert_close(p.total, expected)
+    torch.testing.assert_close(p.distribution().entropy(), expected)
     draws = p.sample((20_000,), torch.Generator().manual_seed(0))
     assert draws.shape == (20_000, 2)
     assert abs((draws[:, 0] == 0).float().mean() - 0.7) < 0.02
     assert p.sample().shape == (2,)
     served = json.loads(json.dumps(p.to_dict()))
     assert served["label"] == [0, 2]
-    assert set(served) == {"probs", "label", "confidence", "entropy", "aleatoric", "epistemic"}
+    assert set(served) == {"probs", "label", "confidence", "total", "aleatoric", "epistemic"}
 
 
 def test_tiny_probabilities_keep_their_logarithm() -> None:
@@ -130,7 +130,7 @@ def test_segmentation_and_tagging() -> None:
     assert found.entropy.shape == (2, 4, 5)
     one = mp.classify(mp.Moments(mean[:, :, 1, 2], variance[:, :, 1, 2]))
     torch.testing.assert_close(found.probs[:, :, 1, 2], one.probs)
-    torch.testing.assert_close(found.mutual_information[:, 1, 2], one.mutual_information)
+    torch.testing.assert_close(found.epistemic[:, 1, 2], one.epistemic)
     assert found.nll(torch.randint(3, (2, 4, 5))).shape == (2, 4, 5)
     last = mp.classify(mp.Moments(mean.movedim(1, -1), variance.movedim(1, -1)), dim=-1)
     torch.testing.assert_close(last.probs, found.probs)
@@ -249,7 +249,7 @@ def test_masked_classes() -> None:
         found = mp.classify(output)
         assert found.probs[0, 2] == 0
         assert 0 < found.entropy < 0.7
-        assert found.mutual_information.isfinite().all()
+        assert found.epistemic.isfinite().all()
 
 
 def test_samples_stay_samples() -> None:
@@ -307,12 +307,10 @@ def test_ensemble_is_a_mixture() -> None:
     each = [mp.classify(m) for m in members]
     found = mp.classify(members)
     torch.testing.assert_close(found.probs, torch.stack([e.probs for e in each]).mean(0))
-    torch.testing.assert_close(
-        found.expected_entropy, torch.stack([e.expected_entropy for e in each]).mean(0)
-    )
+    torch.testing.assert_close(found.aleatoric, torch.stack([e.aleatoric for e in each]).mean(0))
     spread = torch.stack([e.probs_variance + e.probs**2 for e in each]).mean(0) - found.probs**2
     torch.testing.assert_close(found.probs_variance, spread, rtol=1e-4, atol=1e-6)
-    assert (found.mutual_information > 0).all()
+    assert (found.epistemic > 0).all()
     mixed = mp.classify([members[0], torch.randn(5, 3), sampled(torch.randn(9, 5, 3))])
     assert mixed.probs.shape == (5, 3)
 
@@ -377,7 +375,7 @@ def test_clear_errors() -> None:
     with pytest.raises(ValueError, match="needs the batch there"):
         mp.classify(mp.Moments(torch.randn(4, 3), 1.0, torch.eye(3).expand(2, 3, 3)))
     with pytest.raises(mp.MomentpropError, match="method='integrate'"):
-        _ = mp.classify(logits, "paper").mutual_information
+        _ = mp.classify(logits, "paper").epistemic
     found = mp.classify(logits)
     with pytest.raises(ValueError, match="class indices from 0 to 2"):
         found.nll(torch.tensor([0, 1, 2, 3]))

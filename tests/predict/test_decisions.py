@@ -75,9 +75,9 @@ def sampled(n_samples: int = 7, batch: int = 5, classes: int = 3) -> tuple[Simpl
     return SimpleNamespace(
         probs=mean,
         probs_variance=samples.var(0, correction=0),
-        entropy=entropy,
-        expected_entropy=expected,
-        mutual_information=entropy - expected,
+        total=entropy,
+        aleatoric=expected,
+        epistemic=entropy - expected,
         confidence=mean.amax(1),
     ), samples
 
@@ -91,17 +91,17 @@ def test_ood_scores_are_what_they_are_called() -> None:
         variance = sum((p - m) ** 2 for row in rows for p, m in zip(row, mean, strict=True)) / len(rows)
         found = {
             kind: ood_score(predictive, kind)[i].item()
-            for kind in ("entropy", "confidence", "mutual_information", "variance")
+            for kind in ("total", "epistemic", "confidence", "variance")
         }
         assert found == pytest.approx(
             {
-                "entropy": entropy,
+                "total": entropy,
                 "confidence": 1 - max(mean),
-                "mutual_information": entropy - expected,
+                "epistemic": entropy - expected,
                 "variance": variance,
             }
         )
-    assert torch.equal(ood_score(predictive), predictive.entropy)
+    assert torch.equal(ood_score(predictive), predictive.total)
 
 
 def test_ood_scores_keep_further_dimensions() -> None:
@@ -111,16 +111,14 @@ def test_ood_scores_keep_further_dimensions() -> None:
 
 def test_a_regression_scores_by_its_epistemic_variance() -> None:
     predictive = Normal(torch.zeros(2), torch.tensor([2.0, 3.0]))
-    assert ood_score(predictive, "variance").tolist() == [4.0, 9.0]
-    with pytest.raises(ValueError, match=r"kind='entropy'.*choose 'variance'$"):
-        ood_score(predictive, "entropy")
+    assert ood_score(predictive, "epistemic").tolist() == [4.0, 9.0]
+    with pytest.raises(ValueError, match=r"kind='confidence'.*choose 'total' or 'epistemic'$"):
+        ood_score(predictive, "confidence")
 
 
 def test_unknown_or_absent_scores_are_named() -> None:
     predictive, _ = sampled()
-    with pytest.raises(
-        ValueError, match=r"'energy'.*'entropy' or 'confidence' or 'mutual_information' or 'variance'"
-    ):
+    with pytest.raises(ValueError, match=r"'energy'.*'total' or 'epistemic' or 'confidence' or 'variance'"):
         ood_score(predictive, "energy")
     predictive.probs_variance = None
     with pytest.raises(ValueError, match="no probs_variance"):

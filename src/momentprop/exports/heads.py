@@ -23,8 +23,9 @@ def head_of(outputs: str, options: Mapping[str, Any], select: str | int | None =
 
     - `"moments"`: `mean`, `variance`, and in tier `accurate` `covariance` (with `indices` where some outputs
       were chosen); with a prefix where the network has several outputs;
-    - `"classification"`: `probs`, `entropy` and `mutual_information`; options as in `classify`;
-    - `"regression"`: `mean`, `std`, `lower` and `upper`; options as in `regress`, and the interval's `level`.
+    - `"classification"`: `probs`, `total`, `aleatoric` and `epistemic`; options as in `classify`;
+    - `"regression"`: `mean`, `std`, `total`, `aleatoric`, `epistemic`, `lower` and `upper`; options as in
+      `regress`, and the interval's `level`.
 
     `select` picks one of several outputs by its name or position.
     """
@@ -49,9 +50,9 @@ def _moments(output: Any) -> dict[str, Tensor]:
 
 def _classification(output: Any, **options: Any) -> dict[str, Tensor]:
     predictive = classify(_only(output), **options)
-    found = {"probs": predictive.probs, "entropy": predictive.entropy}
-    if predictive.expected_entropy is not None:
-        found["mutual_information"] = predictive.mutual_information
+    found = {"probs": predictive.probs, "total": predictive.total}
+    if predictive.aleatoric is not None:
+        found |= {"aleatoric": predictive.aleatoric, "epistemic": predictive.epistemic}
     return found
 
 
@@ -59,7 +60,8 @@ def _regression(output: Any, level: float = 0.95, **options: Any) -> dict[str, T
     heteroscedastic = bool(options.get("heteroscedastic"))
     predictive = regress(output if heteroscedastic else _only(output), **options)
     lower, upper = predictive.interval(level)
-    return {"mean": predictive.mean, "std": predictive.std, "lower": lower, "upper": upper}
+    names = ("mean", "std", "total", "aleatoric", "epistemic")
+    return {name: getattr(predictive, name) for name in names} | {"lower": lower, "upper": upper}
 
 
 def _selected(output: Any, select: str | int) -> Any:

@@ -52,10 +52,11 @@ def export_onnx(
         outputs: what the file returns, under these names:
 
             - `"moments"`: `mean`, `variance`, and in tier `accurate` `covariance`;
-            - `"classification"`: `probs`, `entropy` (total uncertainty) and `mutual_information` (its
-              epistemic part), as `classify` gives them; options `method`, `kind`, `dim`;
-            - `"regression"`: `mean`, `std`, and the central interval `lower`, `upper` of the target, as
-              `regress` gives them; options `noise`, `heteroscedastic`, and `level` (0.95).
+            - `"classification"`: `probs`, and the entropies `total`, `aleatoric` and `epistemic`, as
+              `classify` gives them; options `method`, `kind`, `dim`;
+            - `"regression"`: `mean`, `std`, the variances `total`, `aleatoric` and `epistemic`, and the
+              central interval `lower`, `upper` of the target, as `regress` gives them; options `noise`,
+              `heteroscedastic`, and `level` (0.95).
         select: which of several outputs of the network is meant, by name or position.
         verify: run the file in ONNX Runtime beside PyTorch, for several batch sizes on ordinary and extreme
             inputs. Outputs must agree to 1e-5 of their largest value, or to ten times what rounding by one

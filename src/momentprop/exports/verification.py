@@ -147,11 +147,12 @@ def _errors(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, fl
 def _scale(name: str, wanted: dict[str, Tensor]) -> float:
     """Return what an error of this output is relative to: its largest value, as a rule.
 
-    For mutual information it is the entropy. For a variance it is at least so large that a standard
-    deviation of 1e-5 of the mean is tolerated: a smaller one is lost in the mean's own error.
+    For a part of the total uncertainty it is the total. For a variance it is at least so large that a
+    standard deviation of 1e-5 of the mean is tolerated: a smaller one is lost in the mean's own error.
     """
-    size = _largest(wanted["entropy" if name == "mutual_information" and "entropy" in wanted else name])
-    for kind in ("covariance", "variance"):
+    name = "total" if name in ("aleatoric", "epistemic") and "total" in wanted else name
+    size = _largest(wanted[name])
+    for kind in ("covariance", "variance", "total"):
         mean = name.removesuffix(kind) + "mean"
         if name.endswith(kind) and mean in wanted:
             return max(size, TOLERANCE * _largest(wanted[mean]) ** 2)

@@ -8,18 +8,17 @@ regression.py does the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from momentprop.errors import MomentpropError
 from momentprop.gaussian.logits import Averages, GaussianLogits, average, integrate
 from momentprop.graph import private
 from momentprop.moments import Moments, mean_of
+from momentprop.predict.class_predictive import ClassPredictive
 from momentprop.rules.softmax import log_odds_probit, log_probabilities
 from momentprop.sample import SampledMoments
 
@@ -39,97 +38,6 @@ def paper(logits: GaussianLogits) -> Averages:
 METHODS: dict[str, Callable[[GaussianLogits], Averages]] = {
     method.__name__: method for method in (integrate, paper)
 }
-
-
-@dataclass(eq=False)
-class ClassPredictive:
-    """A categorical distribution over the classes in dimension 1, [batch, K, ...], that is itself uncertain.
-
-    `probs` is what to predict with. `probs_variance` and `expected_entropy` tell how the network's own
-    uncertainty moves it; they are None where the method gives the mean alone.
-
-    >>> p = classify(Moments(torch.tensor([[2.0, 0.0, 0.0]]), 1.0))
-    >>> p.label.tolist(), bool(p.mutual_information > 0)
-    ([0], True)
-    """
-
-    log_probs: Tensor
-    probs_variance: Tensor | None = None
-    expected_entropy: Tensor | None = None
-
-    @property
-    def probs(self) -> Tensor:
-        return self.log_probs.exp()
-
-    @property
-    def entropy(self) -> Tensor:
-        """Total uncertainty, in nats: [batch, ...]."""
-        return torch.special.entr(self.probs).sum(1)
-
-    @property
-    def mutual_information(self) -> Tensor:
-        """Epistemic uncertainty: entropy less expected entropy, which is the aleatoric part."""
-        return (self.entropy - self._known(self.expected_entropy)).clamp_min(0)
-
-    @property
-    def confidence(self) -> Tensor:
-        """The largest probability."""
-        return self.probs.amax(1)
-
-    @property
-    def label(self) -> Tensor:
-        return self.log_probs.argmax(1)
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        return self.log_probs.select(1, 0).shape
-
-    def log_prob(self, target: Tensor) -> Tensor:
-        """Return the log probability of class indices [batch, ...]."""
-        k = self.log_probs.shape[1]
-        if target.shape != self.batch_shape:
-            raise ValueError(
-                f"target has shape {tuple(target.shape)}; expected class indices {tuple(self.batch_shape)}"
-            )
-        if target.is_floating_point() or (
-            target.numel() and not torch.compiler.is_compiling() and not 0 <= target.min() <= target.max() < k
-        ):
-            raise ValueError(f"target must hold class indices from 0 to {k - 1}")
-        return self.log_probs.gather(1, target.long().unsqueeze(1)).squeeze(1)
-
-    def nll(self, target: Tensor) -> Tensor:
-        """Negative log-likelihood of each target."""
-        return -self.log_prob(target)
-
-    def sample(self, shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
-        """Labels [*shape, batch, ...]."""
-        count = math.prod(shape)
-        flat = self.probs.movedim(1, -1).reshape(-1, self.log_probs.shape[1])
-        drawn = torch.multinomial(flat, max(count, 1), replacement=True, generator=generator)
-        return drawn.T[:count].reshape(*shape, *self.batch_shape)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for serving."""
-        out = {
-            "probs": self.probs.tolist(),
-            "label": self.label.tolist(),
-            "confidence": self.confidence.tolist(),
-            "entropy": self.entropy.tolist(),
-        }
-        if self.expected_entropy is not None:
-            out["aleatoric"] = self.expected_entropy.tolist()
-            out["epistemic"] = self.mutual_information.tolist()
-        return out
-
-    def _known(self, value: Tensor | None) -> Tensor:
-        if value is None:
-            raise MomentpropError(
-                "this method gives probabilities only; method='integrate' also gives their uncertainty"
-            )
-        return value
-
-    def __repr__(self) -> str:
-        return f"ClassPredictive(classes={self.log_probs.shape[1]}, batch_shape={tuple(self.batch_shape)})"
 
 
 def classify(
@@ -338,12 +246,9 @@ def _mixture(members: list[ClassPredictive]) -> ClassPredictive:
         raise ValueError("an ensemble needs at least one member")
     log_probs = torch.stack([m.log_probs for m in members])
     mixed = ClassPredictive(log_probs.logsumexp(0) - math.log(len(members)))
-    if all(m.probs_variance is not None and m.expected_entropy is not None for m in members):
-        probs = log_probs.exp()
-        inside = torch.stack([m._known(m.probs_variance) for m in members]).mean(0)
-        mixed.probs_variance = inside + probs.var(0, correction=0)
-        mixed.expected_entropy = torch.stack([m._known(m.expected_entropy) for m in members]).mean(0)
+    variances = [m.probs_variance for m in members if m.probs_variance is not None]
+    aleatorics = [m.aleatoric for m in members if m.aleatoric is not None]
+    if len(variances) == len(aleatorics) == len(members):
+        mixed.probs_variance = torch.stack(variances).mean(0) + log_probs.exp().var(0, correction=0)
+        mixed.aleatoric = torch.stack(aleatorics).mean(0)
     return mixed
-
-
-pytree.register_dataclass(ClassPredictive, serialized_type_name="momentprop.ClassPredictive")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -35,20 +35,22 @@ __all__ = [
     "selective_curve",
 ]
 
-_KINDS = ("entropy", "confidence", "mutual_information", "variance")
+Score = Literal["total", "epistemic", "confidence", "variance"]
+_OF_CLASSES: tuple[str, ...] = get_args(Score)
+_OF_NUMBERS = ("total", "epistemic")
 
 
-def ood_score(predictive: Any, kind: str = "entropy") -> Tensor:
+def ood_score(predictive: Any, kind: Score = "total") -> Tensor:
     """Score how unusual each input is; higher is more unusual. [batch, ...], NaN where the prediction is NaN.
 
     | `kind` | score | asks |
     |---|---|---|
-    | `"entropy"` | entropy of the probabilities | is the answer doubtful at all? |
-    | `"confidence"` | 1 - largest probability | the same, of the first answer alone |
-    | `"mutual_information"` | entropy - expected entropy | do the networks disagree? |
-    | `"variance"` | variance of the probabilities, over all classes | the same, as a variance |
+    | `"total"` | entropy of the probabilities | is the answer doubtful at all? |
+    | `"epistemic"` | the part of it that is the network's own | do the networks disagree? |
+    | `"confidence"` | 1 - largest probability | is the first answer doubtful? |
+    | `"variance"` | variance of the probabilities, all classes | do they disagree, as a variance? |
 
-    A regression has `"variance"` only: its epistemic variance, output by output.
+    A regression has `"total"` and `"epistemic"`, which are variances, output by output.
 
     >>> from types import SimpleNamespace
     >>> predictive = SimpleNamespace(confidence=torch.tensor([0.75, 0.5]), probs=torch.ones(2, 2))
@@ -56,14 +58,16 @@ def ood_score(predictive: Any, kind: str = "entropy") -> Tensor:
     [0.25, 0.5]
     """
     classes = hasattr(predictive, "probs")
-    check_choice(kind, "kind", _KINDS if classes else _KINDS[-1:])
+    check_choice(kind, "kind", _OF_CLASSES if classes else _OF_NUMBERS)
     if kind == "confidence":
         return 1 - predictive.confidence
-    name = {"variance": "probs_variance" if classes else "epistemic"}.get(kind, kind)
-    value = getattr(predictive, name, None)
-    if value is None:
-        raise ValueError(f"the predictive has no {name}, which kind={kind!r} needs; choose another kind")
-    return value.sum(1) if name == "probs_variance" else value
+    if kind != "variance":
+        return getattr(predictive, kind)
+    if predictive.probs_variance is None:
+        raise ValueError(
+            "the predictive has no probs_variance, which kind='variance' needs; choose another kind"
+        )
+    return predictive.probs_variance.sum(1)
 
 
 @dataclass(frozen=True)

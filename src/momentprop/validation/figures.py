@@ -24,7 +24,7 @@ from momentprop.evaluate.metrics import (
 )
 from momentprop.moments import Moments
 from momentprop.predict.decisions import selective_curve
-from momentprop.predict.regression import RegressionPredictive, fit_noise, regress
+from momentprop.predict.regression import fit_noise, regress
 from momentprop.sample import SampledMoments
 from momentprop.validation.equivalence import correlation, entropy
 from momentprop.validation.outputs import evenly
@@ -150,7 +150,7 @@ def regression_figures(ours: Predicted, targets: Tensor) -> tuple[Figures, dict[
     fitted, judged = (numbers[::2], numbers[1::2]) if len(numbers) > 1 else (numbers, numbers)
     y = targets.double()
     noise = fit_noise(predictive_of(ours, fitted), y[fitted])
-    found: RegressionPredictive = regress(predictive_of(ours, judged), noise=noise)
+    found = regress(predictive_of(ours, judged), noise=noise)
     y = y[judged]
     # y lies within a central interval if its quantile does, which needs no ends, found by bisection
     quantile = found.cdf(y)
