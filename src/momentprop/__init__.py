@@ -4,6 +4,7 @@ from momentprop.convert import convert
 from momentprop.ensemble import Ensemble
 from momentprop.errors import (
     ArchiveError,
+    ChangedError,
     CovarianceError,
     DisagreementError,
     DropProbabilityError,
@@ -38,6 +39,7 @@ from momentprop.version import __version__
 __all__ = [
     "ArchiveError",
     "BayesianNetwork",
+    "ChangedError",
     "ClassPredictive",
     "CovarianceError",
     "DisagreementError",

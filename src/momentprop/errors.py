@@ -14,6 +14,10 @@ class TraceError(MomentpropError):
     """The model could not be traced into one static graph."""
 
 
+class ChangedError(MomentpropError):
+    """The model was changed after its conversion in a way that the converted network does not follow."""
+
+
 class NoDropoutError(MomentpropError):
     """The model has no active dropout, so there is no uncertainty to propagate."""
 

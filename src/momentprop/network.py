@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from momentprop.capture.batch import Batch
 from momentprop.capture.records import rebuild_output
 from momentprop.capture.trace import Trace
+from momentprop.capture.watch import Watch
 from momentprop.engine.layouts import Layout, layouts
 from momentprop.engine.per_sample import PerSample, per_sample
 from momentprop.engine.program import Program, Wanted
@@ -79,6 +80,7 @@ class BayesianNetwork(Compiled):
         self._trace = trace
         self._request = request
         self._uncertain = uncertain
+        self._watch: Watch | None = Watch(model)
         _share_state(self, model, trace)
         built = Built.of(trace, request, uncertain, self._state())
         if not built.prepared.random:
@@ -128,6 +130,11 @@ class BayesianNetwork(Compiled):
         """Parameters, buffers and constants, as programs take them first."""
         return [_part(self, name) for name in self._trace.state]
 
+    def _check(self) -> None:
+        """Raise if the model was changed since; within compiled code nobody asks."""
+        if self._watch is not None and not torch.compiler.is_compiling():
+            self._watch.check()
+
     def _built(self, pattern: Pattern) -> Built:
         """The program for inputs of which these are uncertain; made when it is first asked for."""
         found = self._programs.get(pattern)
@@ -156,10 +163,12 @@ class BayesianNetwork(Compiled):
         Its weights are its own: training the model, or loading weights into it, is not seen there. It takes
         uncertain inputs where the example inputs of this network were uncertain.
         """
+        self._check()
         trace, program = self._trace, self._programs[self._uncertain].program
         return freeze(program, self._state(), trace.signature, self._uncertain, trace.out_spec, self.fidelity)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._check()
         leaves = self._trace.signature.flatten(args, kwargs)
         program = self._built(tuple([is_moments(leaf) for leaf in leaves])).program
         outputs = program(*self._state(), *leaves)
@@ -170,13 +179,14 @@ class BayesianNetwork(Compiled):
         """Copy the weights; pickle, which would decide this otherwise, goes by way of an archive."""
         made: BayesianNetwork = object.__new__(type(self))
         memo[id(self)] = made
-        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        made.__dict__.update(copy.deepcopy({**self.__dict__, "_watch": None}, memo))
         return made
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BayesianNetwork:
         """Do what nn.Module._apply does, with new parameters instead of overwriting the model's."""
         device = next((t.device for t in self.state_dict(keep_vars=True).values()), torch.device("cpu"))
         moved: dict[int, Tensor] = {}
+        before = self._state()
         for module in self.modules():
             for table in (module._parameters, module._buffers):
                 for name, tensor in table.items():
@@ -189,6 +199,8 @@ class BayesianNetwork(Compiled):
 
         self._trace = self._trace.moved(probe)
         state = self._state()
+        if any(a is not b for a, b in zip(before, state, strict=True)):  # a network of its own from now on
+            self._watch = None
         self._programs = {  # on some devices values do not tell layouts
             pattern: Built.of(self._trace, self._request, pattern, state, built.layouts)
             for pattern, built in self._programs.items()
@@ -219,6 +231,7 @@ class Inside:
 
 def inside(network: BayesianNetwork) -> Inside:
     """Show what the network is made of. (Not as attributes: those names belong to the user's model.)"""
+    network._check()
     return Inside(network._trace, network._request, network._uncertain, network._state(), network._built)
 
 
