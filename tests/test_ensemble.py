@@ -129,6 +129,46 @@ def test_uncertain_inputs() -> None:
     torch.testing.assert_close(out.covariance, members[1](noisy).covariance)
 
 
+class Reader(nn.Module):
+    """Its first recurrent layer comes before all noise; the last may come behind it."""
+
+    def __init__(self, seed: int, kind: type[nn.RNNBase], dropped_between: float) -> None:
+        torch.manual_seed(seed)
+        super().__init__()
+        self.rnn = kind(4, 5, num_layers=2, dropout=dropped_between, batch_first=True)
+        self.head = nn.Sequential(nn.Dropout(0.3), nn.Linear(5, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.rnn(x)[0][:, -1])
+        return y
+
+
+@pytest.mark.parametrize("fidelity", ["fast", "accurate"])
+@pytest.mark.parametrize("dropped_between", [0.0, 0.2])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_before_all_noise_run_one_by_one(
+    kind: type[nn.RNNBase], dropped_between: float, fidelity: str
+) -> None:
+    x = torch.randn(2, 6, 4)
+    members = [mp.convert(Reader(i, kind, dropped_between).eval(), x, fidelity) for i in range(2)]
+    ensemble = mp.Ensemble(members)
+    assert not ensemble.is_stacked
+    for out, member in zip(ensemble(x), members, strict=True):
+        torch.testing.assert_close(out.variance, member(x).variance)
+    with pytest.raises(ValueError, match=r"vmap(.|\n)*rnn"):
+        mp.Ensemble(members, stack=True)
+
+
+def test_recurrent_layers_behind_noise_are_stacked() -> None:
+    """Unless a call with certain inputs has no noise in front of them."""
+    x, noise = torch.randn(2, 6, 4), nn.Dropout(0.2)
+    members = [mp.convert(nn.Sequential(noise, Reader(i, nn.LSTM, 0.1)).eval(), x) for i in range(2)]
+    ensemble = mp.Ensemble(members, stack=True)
+    torch.testing.assert_close(ensemble(x)[1].covariance, members[1](x).covariance)
+    members = [mp.convert(Reader(i, nn.LSTM, 0.1).eval(), mp.Moments(x, 0.1)) for i in range(2)]
+    torch.testing.assert_close(mp.Ensemble(members)(x)[1].covariance, members[1](x).covariance)
+
+
 def test_members_that_differ_run_one_by_one() -> None:
     different = [mp.convert(network(0), X), mp.convert(network(1, width=8), X)]
     tiers = [mp.convert(network(0), X, "fast"), mp.convert(network(1), X)]

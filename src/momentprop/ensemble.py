@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from momentprop.capture.records import rebuild_output
+from momentprop.graph.ops import RECURRENT
+from momentprop.graph.place import place_of
 from momentprop.lowering.inductor import Compiled
 from momentprop.moments import Moments, as_moments, is_moments, plain
-from momentprop.network import BayesianNetwork, inside
+from momentprop.network import BayesianNetwork, Inside, inside
 from momentprop.sample import monte_carlo
 
 
@@ -30,7 +32,8 @@ class Ensemble(Compiled):
         members: networks with the same inputs and outputs.
         stack: run converted members of one architecture as one graph, over copies of their parameters. A
             change of a member is noticed at the next call; a compiled ensemble needs `refresh()`. By default
-            members are stacked where that is possible; True raises a ValueError where it is not.
+            members are stacked where that is possible; True raises a ValueError where it is not. Members with
+            a recurrent layer in front of all noise run one by one.
 
     >>> import torch, momentprop as mp
     >>> models = [torch.nn.Sequential(torch.nn.Dropout(0.1), torch.nn.Linear(4, 3)) for _ in range(5)]
@@ -140,4 +143,16 @@ def _difference(members: list[nn.Module]) -> str:
     if len({(n.request, n.uncertain) for n in networks}) > 1:
         return "they were converted with different settings"
     shapes = {tuple((t.shape, t.dtype, t.device) for t in n.state) for n in networks}
-    return "their parameters differ in shape, type or device" if len(shapes) > 1 else ""
+    return "their parameters differ in shape, type or device" if len(shapes) > 1 else _unmapped(networks[0])
+
+
+def _unmapped(network: Inside) -> str:
+    """Name a recurrent layer that stays PyTorch's operator, which `torch.vmap` does not know; or nothing.
+
+    These are most where no input is uncertain, which any call may be like.
+    """
+    prepared = network.programs((False,) * len(network.uncertain)).prepared
+    for node in prepared.trace.graph.nodes:
+        if node.target in RECURRENT and node not in prepared.random:
+            return f"no noise reaches a recurrent layer, which torch.vmap cannot map:\n  {place_of(node)}"
+    return ""
