@@ -24,6 +24,13 @@ class Zoo:
     ready = make()
 def number():
     return 3
+class Tagger(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.drop, self.rnn, self.out = torch.nn.Dropout(0.2), torch.nn.GRU(4, 5), torch.nn.Linear(5, 3)
+    def forward(self, x):
+        return self.out(self.rnn(self.drop(x))[0][-1])
+tagger = Tagger
 """
 
 
@@ -143,10 +150,23 @@ def test_weights(tmp_path: Path) -> None:
         load_weights(other, tmp_path / "others.pt")
 
 
+def test_a_batch_that_is_not_the_first_dimension(module: str) -> None:
+    options = ["--format", "pt2", "--example", "7,4", "--fidelity", "accurate", "--batch-dim"]
+    ran = CliRunner().invoke(app, ["export", f"{module}:tagger", *options, "1"])
+    assert ran.exit_code == 0, ran.output
+    assert mp.load("model.pt2")(torch.randn(7, 5, 4)).covariance.shape == (5, 3, 3)
+    for wrong, message in ((["3"], "no dimension"), (["1", "--batch-dim", "0"], "once for each of 1")):
+        ran = CliRunner().invoke(app, ["export", f"{module}:tagger", *options, *wrong])
+        assert ran.exit_code == 1
+        assert message in ran.stderr
+
+
 def test_examples() -> None:
     first, second = parse_example("3,8,8; int64:5")
     assert (first.shape, second.shape) == ((2, 3, 8, 8), (2, 5))
     assert second.dtype == torch.int64
+    first, second = parse_example("3,8;5", [1, -1])
+    assert (first.shape, second.shape) == ((3, 2, 8), (5, 2))
     for text in ("a", "0", "-1,2", "nothing:3"):
         with pytest.raises(ModelError, match="no shape"):
             parse_example(text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -34,5 +36,10 @@ def test_time_first() -> None:
     assert (report.n_inputs, report.model) == (20, "Tagger")
     assert report.worths["accurate"].value > 20
     assert all(module.training for module in model.modules())
-    with pytest.raises(ValueError, match="one for each of 1 inputs"):
-        mp.validate(model, [(series, labels)], batch_dim=(1, 0))
+
+
+@pytest.mark.parametrize("wrong", [(1, 0), None, (None,), 3, "1", {"x": 1}])
+def test_what_is_no_dimension_of_the_inputs_is_refused(wrong: Any) -> None:
+    series, labels = torch.randn(7, 20, 4), torch.randint(3, (20,))
+    with pytest.raises(mp.InputError, match=r"compares samples of a batch(.*)one for each of 1 inputs, not"):
+        mp.validate(Tagger(), [(series, labels)], batch_dim=wrong)

@@ -45,6 +45,14 @@ def determinant():
 
 def without_dropout():
     return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.drop, self.rnn, self.out = nn.Dropout(0.3), nn.GRU(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.out(self.rnn(self.drop(x))[0][-1])
 """
 
 
@@ -82,6 +90,22 @@ def test_a_page_and_figures(folder: Path) -> None:
     assert "Agreement with MC dropout" in said
     assert (folder / "report.html").stat().st_size < 5_000_000
     assert json.loads((folder / "report.json").read_text())["n_ood"] == 20
+
+
+def test_a_batch_that_is_not_the_models_first_dimension(folder: Path) -> None:
+    """Files have a row for every input all the same."""
+    x = np.random.default_rng(0).normal(size=(20, 7, 4)).astype(np.float32)
+    np.savez(folder / "series.npz", x=x, y=np.arange(20) % 3)
+    arguments = ["validated_model:Tagger", "--data", "series.npz", "--ood", "series.npz", "--samples", "40"]
+    arguments += ["--no-layers", "--json", "report.json", "--batch-dim"]
+    status, said = run(*arguments, "1")
+    assert status == 0, said
+    found = json.loads((folder / "report.json").read_text())
+    assert (found["n_inputs"], found["n_ood"]) == (20, 20)
+    assert "accurate" in found["figures"]
+    status, said = run(*arguments, "3")
+    assert status == 2
+    assert "batch_dim must be" in said
 
 
 def test_a_required_worth(folder: Path) -> None:

@@ -11,13 +11,19 @@ import torch
 from torch import Tensor
 
 from momentprop.errors import DataError, MissingExtraError
+from momentprop.validation.batch_first import moved
 
 _IMAGES = (".png", ".jpg", ".jpeg")
 _BATCH = 100
 
 
-def read_batches(path: Path, most: int, wants_targets: bool = True) -> tuple[list[Any], bool]:
-    """Batches (x, y), or x alone where the file has no y; and whether it has."""
+def read_batches(
+    path: Path, most: int, wants_targets: bool = True, batch_dim: int = 0
+) -> tuple[list[Any], bool]:
+    """Batches (x, y), or x alone where the file has no y; and whether it has.
+
+    A file has a row for every input; batches have them in `batch_dim`.
+    """
     if not path.exists():
         raise DataError(f"{path} does not exist")
     if path.is_dir():
@@ -30,9 +36,10 @@ def read_batches(path: Path, most: int, wants_targets: bool = True) -> tuple[lis
         raise DataError(f"{path} is no .npz, no .parquet and no folder of images")
     if not wants_targets:
         y = None
+    parts = [moved([part], batch_dim, back=True)[0] for part in x.split(_BATCH)] if len(x) else []
     if y is None:
-        return list(x.split(_BATCH)) if len(x) else [], False
-    return list(zip(x.split(_BATCH), y.split(_BATCH), strict=True)) if len(x) else [], True
+        return parts, False
+    return list(zip(parts, y.split(_BATCH), strict=True)) if parts else [], True
 
 
 def _npz(path: Path, most: int) -> tuple[Tensor, Tensor | None]:

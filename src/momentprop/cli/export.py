@@ -34,6 +34,12 @@ def export(
             help="Shape of an input without the batch: 3,32,32. Several with ';', indices int64:12."
         ),
     ] = "",
+    batch_dim: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Where the inputs have the batch: 1 for [time, batch, ...]; or one for each input."
+        ),
+    ] = None,
     fidelity: Annotated[Tier, typer.Option(help="Tier of rules.")] = "auto",
     outputs: Annotated[Outputs, typer.Option(help="ONNX: what the file returns.")] = "moments",
     select: Annotated[
@@ -64,7 +70,7 @@ def export(
             raise ValueError(f"{', '.join(given)} is for --format onnx")
         if outputs == "regression" and noise is None:
             raise ValueError("--outputs regression needs --noise, a variance that mp.fit_noise finds, or 0")
-        network = _network(model, weights, example, fidelity)
+        network = _network(model, weights, example, batch_dim or [], fidelity)
         if format == "onnx":
             known = {"noise": noise, "level": level, "opset": opset}
             options = texts | {key: value for key, value in known.items() if value is not None}
@@ -75,23 +81,26 @@ def export(
         show(path, metadata, as_json)
 
 
-def _network(model: str, weights: Path | None, example: str, fidelity: Tier) -> nn.Module:
+def _network(
+    model: str, weights: Path | None, example: str, batch_dim: list[int], fidelity: Tier
+) -> nn.Module:
     from momentprop.convert import convert
     from momentprop.errors import FidelityNote
     from momentprop.exports.archive import load, read_description
 
     if is_saved(model):
-        if weights is not None or example or fidelity != "auto":
+        if weights is not None or example or batch_dim or fidelity != "auto":
             raise ModelError("a saved network has its weights, inputs and tier: leave out these options")
         if read_description(model).kind == "aoti":
             raise ModelError(f"{model} is machine code, which cannot be exported again")
         return load(model)
     if not example:
         raise ModelError("give the shape of an input without the batch, such as --example 3,32,32")
-    built, inputs = build_model(model, weights), parse_example(example)
+    dims = batch_dim if len(batch_dim) > 1 else (batch_dim or [0]) * (example.count(";") + 1)
+    built, inputs = build_model(model, weights), parse_example(example, dims)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always", FidelityNote)
-        network = convert(built, inputs, fidelity)
+        network = convert(built, inputs, fidelity, batch_dim=tuple(dims))
     for note in notes:
         Console(stderr=True).print(str(note.message), markup=False)
     return network

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +104,19 @@ def load_weights(model: nn.Module, path: Path) -> None:
         raise ModelError(f"the weights in {path} do not fit the model: {error}") from None
 
 
-def parse_example(text: str) -> tuple[Tensor, ...]:
+def parse_example(text: str, batch_dims: Sequence[int] | None = None) -> tuple[Tensor, ...]:
     """Inputs from their shapes: `3,32,32`, without the batch; several with `;`; `int64:` before indices.
+
+    The batch comes first, unless `batch_dims` says where for each input.
 
     >>> [(tuple(t.shape), t.dtype) for t in parse_example("3,8,8;int64:5")]
     [((2, 3, 8, 8), torch.float32), ((2, 5), torch.int64)]
     """
-    made = []
-    for part in text.split(";"):
+    made, parts = [], text.split(";")
+    batch_dims = batch_dims or [0] * len(parts)
+    if len(batch_dims) != len(parts):
+        raise ModelError(f"give --batch-dim once, or once for each of {len(parts)} inputs")
+    for part, dim in zip(parts, batch_dims, strict=True):
         kind, _, sizes = part.strip().rpartition(":")
         dtype = getattr(torch, kind or "float32", None)
         try:
@@ -121,8 +127,9 @@ def parse_example(text: str) -> tuple[Tensor, ...]:
             raise ModelError(
                 f"{part!r} is no shape of an input: give sizes without the batch, such as 3,32,32"
             )
+        if not -len(shape) - 1 <= dim <= len(shape):
+            raise ModelError(f"--batch-dim {dim} is no dimension of {part!r} with the batch")
         full = (2, *shape)
-        made.append(
-            torch.randn(full).to(dtype) if dtype.is_floating_point else torch.zeros(full, dtype=dtype)
-        )
+        rows = torch.randn(full).to(dtype) if dtype.is_floating_point else torch.zeros(full, dtype=dtype)
+        made.append(rows.movedim(0, dim).contiguous())
     return tuple(made)

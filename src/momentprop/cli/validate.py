@@ -50,6 +50,9 @@ def validate(
     tier: Annotated[list[str] | None, typer.Option(help="paper, fast, accurate. Default: all.")] = None,
     layers: Annotated[bool, typer.Option(help="Compare node by node too.")] = True,
     output: Annotated[int, typer.Option(help="Which of several output tensors.")] = 0,
+    batch_dim: Annotated[
+        int, typer.Option(help="Where the model takes the batch: 1 for [time, batch, ...]. Files hold rows.")
+    ] = 0,
     unsupported: Annotated[
         str, typer.Option(help="Operators without a rule: error, linearize or sample.")
     ] = "error",
@@ -67,7 +70,7 @@ def validate(
     errors = Console(stderr=True, soft_wrap=True)
     written = [path for path in (out, as_json) if path is not None]
     options: dict[str, Any] = {"tiers": tier or None, "output": output, "layers": layers}
-    options |= {"unsupported": unsupported, "seed": seed, "name": model}
+    options |= {"unsupported": unsupported, "seed": seed, "name": model, "batch_dim": batch_dim}
     with _failures(errors, model, out):
         _check(require_teq, samples, written)
         networks = _networks(model, weights, original, machine_code)
@@ -149,8 +152,9 @@ def _report(
     from momentprop.cli.datasets import read_batches
     from momentprop.validation.validate import validate as run
 
-    batches, has_targets = read_batches(data, inputs, task != "moments")
-    novel = None if ood is None else read_batches(ood, inputs, False)[0]
+    dim = options["batch_dim"]
+    batches, has_targets = read_batches(data, inputs, task != "moments", dim)
+    novel = None if ood is None else read_batches(ood, inputs, False, dim)[0]
     if task in ("classification", "regression") and not has_targets:
         raise ValueError(f"{data} has no targets y, which --task {task} is about")
     model, saved = networks

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from momentprop.errors import InputError
+
 BatchDim = int | Sequence[int]  # of all inputs, or of each
 
 
@@ -23,9 +25,14 @@ class BatchFirst(nn.Module):
 
 def moved(inputs: Sequence[Tensor], batch_dim: BatchDim, back: bool = False) -> list[Tensor]:
     """The inputs with the batch in front, or back at its place."""
-    dims = [batch_dim] * len(inputs) if isinstance(batch_dim, int) else list(batch_dim)
-    if len(dims) != len(inputs):
-        raise ValueError(
-            f"batch_dim must be a number, or one for each of {len(inputs)} inputs, not {batch_dim}"
+    dims: list[Any] = list(batch_dim) if isinstance(batch_dim, (tuple, list)) else [batch_dim] * len(inputs)
+    if len(dims) != len(inputs) or not all(map(_has, inputs, dims)):
+        raise InputError(
+            "validate compares samples of a batch, so batch_dim must be a dimension of the inputs, or one "
+            f"for each of {len(inputs)} inputs, not {batch_dim}"
         )
     return [x.movedim(0, d) if back else x.movedim(d, 0) for x, d in zip(inputs, dims, strict=True)]
+
+
+def _has(x: Tensor, dim: Any) -> bool:
+    return isinstance(dim, int) and -x.dim() <= dim < x.dim()
