@@ -166,9 +166,9 @@ def test_clear_errors() -> None:
         mp.regress(moments, noise=1.0, heteroscedastic=True)
     with pytest.raises(ValueError, match="must be even"):
         mp.regress(mp.Moments(MEAN[:, :1], VARIANCE[:, :1]), heteroscedastic=True)
-    with pytest.raises(TypeError, match="must be Moments"):
+    with pytest.raises(TypeError, match="must hold Moments"):
         mp.regress(3.0, noise=1.0)
-    with pytest.raises(TypeError, match="several outputs of one network"):
+    with pytest.raises(mp.InputError, match=r"several outputs \(0, 1\); say with select="):
         mp.regress((moments, moments), noise=1.0)
     with pytest.raises(ValueError, match="floating-point"):
         mp.regress(torch.tensor([1, 2]), noise=1.0)

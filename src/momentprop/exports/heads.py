@@ -8,17 +8,16 @@ from typing import Any
 
 from torch import Tensor
 
-from momentprop.errors import ExportError
 from momentprop.exports.interface import name_moments
-from momentprop.moments import is_moments
 from momentprop.predict.classification import classify
+from momentprop.predict.outputs import Select, chosen
 from momentprop.predict.regression import WITHOUT_NOISE, regress
 
 HEADS = ("moments", "classification", "regression")
 Head = Callable[[Any], dict[str, Tensor]]  # a network's output -> named tensors
 
 
-def head_of(outputs: str, options: Mapping[str, Any], select: str | int | None = None) -> Head:
+def head_of(outputs: str, options: Mapping[str, Any], select: Select = None) -> Head:
     """The function from a network's output to named tensors.
 
     - `"moments"`: `mean`, `variance`, and in tier `accurate` `covariance` (with `indices` where some outputs
@@ -39,7 +38,7 @@ def head_of(outputs: str, options: Mapping[str, Any], select: str | int | None =
     finish = {"moments": _moments, "classification": _classification, "regression": _regression}[outputs]
 
     def head(output: Any) -> dict[str, Tensor]:
-        return finish(output if select is None else _selected(output, select), **options)
+        return finish(output if select is None else chosen(output, select), **options)
 
     return head
 
@@ -49,7 +48,7 @@ def _moments(output: Any) -> dict[str, Tensor]:
 
 
 def _classification(output: Any, **options: Any) -> dict[str, Tensor]:
-    predictive = classify(_only(output), **options)
+    predictive = classify(output, **options)
     found = {"probs": predictive.probs, "total": predictive.total}
     if predictive.aleatoric is not None:
         found |= {"aleatoric": predictive.aleatoric, "epistemic": predictive.epistemic}
@@ -57,32 +56,7 @@ def _classification(output: Any, **options: Any) -> dict[str, Tensor]:
 
 
 def _regression(output: Any, level: float = 0.95, **options: Any) -> dict[str, Tensor]:
-    heteroscedastic = bool(options.get("heteroscedastic"))
-    predictive = regress(output if heteroscedastic else _only(output), **options)
+    predictive = regress(output, **options)
     lower, upper = predictive.interval(level)
     names = ("mean", "std", "total", "aleatoric", "epistemic")
     return {name: getattr(predictive, name) for name in names} | {"lower": lower, "upper": upper}
-
-
-def _selected(output: Any, select: str | int) -> Any:
-    try:
-        return output[select] if hasattr(output, "__getitem__") else getattr(output, str(select))
-    except (KeyError, IndexError, TypeError, AttributeError):
-        raise ExportError(f"the network has no output {select!r}; it returns {_kinds(output)}") from None
-
-
-def _only(output: Any) -> Any:
-    """The output itself, or the one of a container that holds no other."""
-    if is_moments(output):
-        return output
-    parts = list(output.values()) if isinstance(output, dict) else list(output)
-    found = [part for part in parts if is_moments(part)]
-    if len(parts) == len(found) == 1:
-        return found[0]
-    raise ExportError(f"the network returns {_kinds(output)}; say with select= which of them is meant")
-
-
-def _kinds(output: Any) -> str:
-    if isinstance(output, dict):
-        return f"outputs named {', '.join(map(str, output))}"
-    return f"{len(output)} outputs" if isinstance(output, (tuple, list)) else f"a {type(output).__name__}"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from momentprop.errors import ExportError
+from momentprop.errors import ExportError, MomentpropError
 from momentprop.graph import private
 from momentprop.lowering.free_batch import with_free_batch
 
@@ -20,7 +20,7 @@ def export_flat(module: nn.Module, tensors: Sequence[Tensor], dynamic: Sequence[
     """A module whose forward takes `*tensors`; `dynamic`: for each a dictionary of free sizes, or None."""
     try:
         return _exported(module, tensors, dynamic)
-    except ExportError:
+    except MomentpropError:
         raise
     except Exception as error:
         if "specialized it to be a constant" in str(error):

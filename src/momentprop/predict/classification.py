@@ -19,6 +19,7 @@ from momentprop.gaussian.logits import Averages, GaussianLogits, average, integr
 from momentprop.graph import private
 from momentprop.moments import Moments, mean_of
 from momentprop.predict.class_predictive import ClassPredictive
+from momentprop.predict.outputs import Select, one_output
 from momentprop.rules.softmax import log_odds_probit, log_probabilities
 from momentprop.sample import SampledMoments
 
@@ -41,14 +42,20 @@ METHODS: dict[str, Callable[[GaussianLogits], Averages]] = {
 
 
 def classify(
-    output: Any, method: str = "integrate", *, kind: str | None = None, dim: int | None = None
+    output: Any,
+    method: str = "integrate",
+    *,
+    kind: str | None = None,
+    dim: int | None = None,
+    select: Select = None,
 ) -> ClassPredictive:
-    """The predictive distribution over classes.
+    """Return the predictive distribution over classes.
 
     Args:
         output: logits: `Moments` of a converted network, `SampledMoments` with their samples (a mixture over
             them), or a plain tensor; or a list of these, an ensemble. Moments of a network that ends in
-            softmax, log-softmax or sigmoid carry their logits, which are used; so do its samples.
+            softmax, log-softmax or sigmoid carry their logits, which are used; so do its samples. Of a
+            mapping, a dataclass or a tuple the entry `logits` is taken, or the only one.
         method: how the softmax of uncertain logits is averaged:
 
             - `integrate`: over a fixed set of points, with the covariance where there is one; softmax itself
@@ -58,6 +65,7 @@ def classify(
             `"multilabel"`, one such decision for every logit: the distribution is over [batch, 2, labels].
             By default binary where there is one logit, multilabel behind a sigmoid, else multiclass.
         dim: the dimension of the classes: by default 1, or that of the network's own softmax.
+        select: which of several outputs, by name or position.
 
     >>> bnn_output = Moments(torch.tensor([[1.0, 1.0]]), torch.tensor([[0.0, 4.0]]))
     >>> [round(p, 3) for p in classify(bnn_output).probs[0].tolist()]
@@ -70,8 +78,8 @@ def classify(
     if kind is not None and kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
     if isinstance(output, list):
-        return _mixture([classify(member, method, kind=kind, dim=dim) for member in output])
-    check_one_output(output)
+        return _mixture([classify(member, method, kind=kind, dim=dim, select=select) for member in output])
+    output = one_output(output, select)
     if isinstance(output, SampledMoments):
         samples = _as_logits(output)
         if output.head is not None:
@@ -109,19 +117,6 @@ def _refuse_probabilities(output: Any, kind: str | None, dim: int | None) -> Non
             "these look like probabilities: none is negative, and they sum to one. classify takes logits; "
             "let the converted network end with softmax, or give the logarithms"
         )
-
-
-def check_one_output(output: Any) -> None:
-    """Raise unless this is one output of floating-point numbers, which a predictive distribution needs."""
-    if isinstance(output, tuple):
-        raise TypeError(
-            "a tuple is several outputs of one network: give one of them, such as out[0]; members of an "
-            "ensemble go in a list"
-        )
-    if not isinstance(output, (Moments, Tensor)):
-        raise TypeError(f"output must be Moments, a tensor or a list of these, not {type(output).__name__}")
-    if not mean_of(output).is_floating_point():
-        raise ValueError(f"output must be floating-point numbers, not {mean_of(output).dtype}")
 
 
 def _kind(logits: Tensor, dim: int | None) -> str:

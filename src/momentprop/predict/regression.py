@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from momentprop.gaussian.lattice import spread_out
 from momentprop.moments import Moments
-from momentprop.predict.classification import check_one_output
+from momentprop.predict.outputs import Select, leaves, one_output
 from momentprop.predict.regression_predictive import RegressionPredictive
 from momentprop.sample import SampledMoments
 
@@ -30,6 +30,7 @@ def regress(
     *,
     noise: float | Tensor | None = None,
     heteroscedastic: bool = False,
+    select: Select = None,
 ) -> RegressionPredictive:
     """Return the predictive distribution of a real target: N(y; E, V + noise), element by element.
 
@@ -38,12 +39,14 @@ def regress(
 
     Args:
         output: `Moments` of a converted network; `SampledMoments` with their samples, which give the mixture
-            of normals that MC dropout stands for; a plain tensor; or a list of these, an ensemble.
+            of normals that MC dropout stands for; a plain tensor; or a list of these, an ensemble. Of a
+            mapping, a dataclass or a tuple the only moments are taken.
         noise: variance of the noise in the data, as a number (`fit_noise` finds it) or one per output. By
             default there is none, and a warning says so; `noise=0` says it without one.
-        heteroscedastic: the network itself gives mean and log noise variance: a tuple of two, or one whose
-            last dimension holds all means and then all logarithms. The expected noise variance of a Gaussian
-            logarithm N(E, V) is exp(E + V/2).
+        heteroscedastic: the network itself gives mean and log noise variance: two outputs in this order, or
+            one whose last dimension holds all means and then all logarithms. The expected noise variance of
+            a Gaussian logarithm N(E, V) is exp(E + V/2).
+        select: which of several outputs, by name or position.
 
     >>> regress(torch.tensor([1.0, 2.0]), noise=0.25).std.tolist()  # a plain network: noise alone
     [0.5, 0.5]
@@ -57,17 +60,17 @@ def regress(
     if not _is_variance(noise):
         raise ValueError(f"noise is a variance and must not be negative or NaN, not {noise}")
     if isinstance(output, list):
-        every = {"heteroscedastic": True} if heteroscedastic else {"noise": noise}
-        return _mixed([regress(member, **every) for member in output])
+        every: Any = {"heteroscedastic": True} if heteroscedastic else {"noise": noise}
+        return _mixed([regress(member, select=select, **every) for member in output])
     if heteroscedastic:
-        mean, log_noise = _halves(output)
+        mean, log_noise = _halves(output, select)
         return _heteroscedastic(mean, log_noise)
-    means, variances, weights = _components(output)
+    means, variances, weights = _components(one_output(output, select))
     level = torch.as_tensor(noise, dtype=means.dtype, device=means.device)
     return RegressionPredictive(means, variances, level.expand_as(means), weights)
 
 
-def fit_noise(output: Any, y: Tensor, *, method: str = "likelihood") -> Tensor:
+def fit_noise(output: Any, y: Tensor, *, method: str = "likelihood", select: Select = None) -> Tensor:
     """Return the noise variance that fits validation data best, as a scalar tensor.
 
     Args:
@@ -75,12 +78,13 @@ def fit_noise(output: Any, y: Tensor, *, method: str = "likelihood") -> Tensor:
         y: their targets.
         method: `"likelihood"` maximises the predictive likelihood; `"closed_form"` takes the mean squared
             error less the mean variance of the predictions, or a small share of it where that is negative.
+        select: which of several outputs, by name or position.
 
     >>> y = torch.tensor([1.0, -1.0, 1.0, -1.0])
     >>> round(fit_noise(torch.zeros(4), y).item(), 3)
     1.0
     """
-    silent = regress(output, noise=0.0)
+    silent = regress(output, noise=0.0, select=select)
     if y.numel() == 0:
         raise ValueError("y is empty; give validation data")
     if y.shape != silent.batch_shape:
@@ -130,7 +134,6 @@ def _golden_section(function: Callable[[float], float], low: float, high: float)
 
 def _components(output: Any) -> tuple[Tensor, Tensor, Tensor | None]:
     """Means and variances [T, *shape] of the mixture, and weights if they are not all the same."""
-    check_one_output(output)
     if isinstance(output, SampledMoments):
         return output.samples, torch.zeros_like(output.samples), None
     if isinstance(output, Moments):
@@ -140,12 +143,14 @@ def _components(output: Any) -> tuple[Tensor, Tensor, Tensor | None]:
     return output[None], torch.zeros_like(output)[None], None
 
 
-def _halves(output: Any) -> tuple[Any, Any]:
-    """The network's means and log-variances."""
-    if isinstance(output, tuple):
-        if len(output) != 2:
-            raise ValueError(f"expected a pair (mean, log variance), not {len(output)} outputs")
-        return output[0], output[1]
+def _halves(output: Any, select: Select) -> tuple[Any, Any]:
+    """Return the network's means and log-variances."""
+    if select is None and not isinstance(output, (Moments, Tensor)) and len(found := leaves(output)) > 1:
+        if len(found) != 2:
+            raise ValueError(f"expected a pair (mean, log variance), not {len(found)} outputs")
+        mean, log_noise = found.values()
+        return mean, log_noise
+    output = one_output(output, select)
     size = output.shape[-1]
     if size % 2:
         raise ValueError(f"the last dimension holds means and log variances: it must be even, not {size}")
