@@ -113,7 +113,7 @@ def test_measures() -> None:
     assert p.sample().shape == (2,)
     served = json.loads(json.dumps(p.to_dict()))
     assert served["label"] == [0, 2]
-    assert set(served) == {"probs", "label", "confidence", "total", "aleatoric", "epistemic"}
+    assert set(served) == {"probs", "label", "confidence", "total", "aleatoric", "epistemic", "abstain"}
 
 
 def test_tiny_probabilities_keep_their_logarithm() -> None:

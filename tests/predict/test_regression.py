@@ -143,7 +143,7 @@ def test_end_to_end() -> None:
     of_samples = mp.regress(mc, noise=mp.fit_noise(mc, y))
     assert abs(found.nll(y).mean() - of_samples.nll(y).mean()) < 0.02
     served = json.loads(json.dumps(found.to_dict()))
-    assert set(served) == {"mean", "std", "total", "aleatoric", "epistemic", "interval"}
+    assert set(served) == {"mean", "std", "total", "aleatoric", "epistemic", "abstain", "interval"}
     found.nll(y).mean().backward()
     assert model[0].weight.grad is not None
 

@@ -1,7 +1,8 @@
 """Measures how good predictions and their uncertainties are: every number with its interval.
 
-Shapes: class probabilities are [batch, K, ...] and targets [batch, ...], as in F.cross_entropy; regression
-takes tensors of one shape. Everything is computed in float64 on the CPU.
+Predictions are what `classify` and `regress` give, or tensors: class probabilities [batch, K, ...] with
+targets [batch, ...], as in F.cross_entropy, and tensors of one shape for a regression. Everything is computed
+in float64 on the CPU.
 
 Intervals: the rows (first dimension) are independent observations; what stands in one row, such as the
 pixels of one image, may depend on each other and does not narrow the interval as if it did not. Rates have
@@ -35,6 +36,8 @@ from momentprop.evaluate.estimates import (
     resampled,
     wilson,
 )
+from momentprop.predict.class_predictive import Probabilities, log_probs_of, probs_of
+from momentprop.predict.regression_predictive import RegressionPredictive
 
 __all__ = [
     "Estimate",
@@ -63,7 +66,7 @@ _BELOW_ONE = 1 - 2.0**-53  # the largest float64 below 1
 # -------------------------------------------------------------------------------------- classification
 
 
-def accuracy(probs: Tensor, target: Tensor, *, level: float = 0.95) -> Estimate:
+def accuracy(probs: Probabilities, target: Tensor, *, level: float = 0.95) -> Estimate:
     """The rate at which the most probable class is the target.
 
     >>> print(accuracy(torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]]), torch.tensor([0, 1, 1])))
@@ -73,23 +76,27 @@ def accuracy(probs: Tensor, target: Tensor, *, level: float = 0.95) -> Estimate:
     return rate_estimate(probs.argmax(1) == target, level)
 
 
-def nll(predicted: Tensor, target: Tensor, *, level: float = 0.95) -> Estimate:
-    """Mean negative log-likelihood, in nats, of probabilities or of log-probabilities.
+def nll(predicted: Probabilities | RegressionPredictive, target: Tensor, *, level: float = 0.95) -> Estimate:
+    """Mean negative log-likelihood, in nats, of a predictive distribution.
 
-    Values of which none is negative are taken for probabilities. A target of probability zero costs
-    infinity, and then the interval is infinity too.
+    It may also be a tensor of probabilities or log-probabilities; values of which none is negative are taken
+    for probabilities. A target of probability zero costs infinity, and then the interval is infinity too.
 
     >>> print(nll(torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([0, 1])))
     0.490 (0.093..0.888)
     """
-    is_log = bool((predicted < 0).any()) or not bool((predicted > 0).any())
-    predicted, target = _classes(predicted, target, is_log=is_log)
-    chosen = predicted.gather(1, target.unsqueeze(1)).squeeze(1)
+    if isinstance(predicted, RegressionPredictive):
+        (losses,) = numbers(finite=False, nll=predicted.nll(target))
+        return mean_estimate(losses, level)
+    values = log_probs_of(predicted)
+    is_log = values is not predicted or bool((values < 0).any()) or not bool((values > 0).any())
+    values, target = _classes(values, target, is_log=is_log)
+    chosen = values.gather(1, target.unsqueeze(1)).squeeze(1)
     # rounding may leave a probability of 1 + 1e-7
     return mean_estimate(-(chosen if is_log else chosen.log()).clamp_max(0), level, least=0.0)
 
 
-def brier(probs: Tensor, target: Tensor, *, level: float = 0.95) -> Estimate:
+def brier(probs: Probabilities, target: Tensor, *, level: float = 0.95) -> Estimate:
     """Brier's (1950) score: the mean of sum_k (p_k - [k = target])^2, from 0 (perfect) to 2.
 
     With two classes this is twice the score of one class's probability.
@@ -103,7 +110,7 @@ def brier(probs: Tensor, target: Tensor, *, level: float = 0.95) -> Estimate:
 
 
 def ece(
-    probs: Tensor,
+    probs: Probabilities,
     target: Tensor,
     n_bins: int = 15,
     *,
@@ -139,7 +146,7 @@ def ece(
     return Estimate(value, least, max(high, 2 * value - low), level)
 
 
-def reliability(probs: Tensor, target: Tensor, n_bins: int = 15) -> tuple[Tensor, Tensor, Tensor]:
+def reliability(probs: Probabilities, target: Tensor, n_bins: int = 15) -> tuple[Tensor, Tensor, Tensor]:
     """Compute what `ece` sums: mean confidence, accuracy, number of inputs of each bin; NaN if empty.
 
     Bin i of n holds the confidences i/n <= c < (i+1)/n, the last one also 1.
@@ -156,15 +163,21 @@ def reliability(probs: Tensor, target: Tensor, n_bins: int = 15) -> tuple[Tensor
 
 
 def rmse(
-    prediction: Tensor, y: Tensor, *, n_resamples: int = 1000, level: float = 0.95, seed: int = 0
+    prediction: Tensor | RegressionPredictive,
+    y: Tensor,
+    *,
+    n_resamples: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
 ) -> Estimate:
     """Root of the mean squared error, with the bootstrap's interval.
 
     >>> rmse(torch.tensor([3.0, 2.0]), torch.tensor([1.0, 4.0])).value
     2.0
     """
-    prediction, y = numbers(prediction=prediction, y=y)
-    squared = (prediction - y).square()
+    mean = prediction.mean if isinstance(prediction, RegressionPredictive) else prediction
+    mean, y = numbers(prediction=mean, y=y)
+    squared = (mean - y).square()
     return bootstrap(lambda e: e.mean().sqrt(), squared, n_resamples=n_resamples, level=level, seed=seed)
 
 
@@ -340,8 +353,9 @@ def _fraction_below(values: Tensor, points: Tensor) -> Tensor:
     return below.double() / (2 * len(values))
 
 
-def _classes(probs: Tensor, target: Tensor, *, is_log: bool = False) -> tuple[Tensor, Tensor]:
+def _classes(probs: Probabilities, target: Tensor, *, is_log: bool = False) -> tuple[Tensor, Tensor]:
     """Probabilities [batch, K, ...] in float64 and targets [batch, ...] in int64, checked."""
+    probs = probs_of(probs)
     if probs.ndim < 2 or target.shape != probs.shape[:1] + probs.shape[2:]:
         raise ValueError(
             f"probabilities [batch, K, ...] and targets [batch, ...] are needed, "
@@ -372,7 +386,7 @@ def _classes(probs: Tensor, target: Tensor, *, is_log: bool = False) -> tuple[Te
     return probs, target
 
 
-def _top(probs: Tensor, target: Tensor, n_bins: int) -> tuple[Tensor, Tensor]:
+def _top(probs: Probabilities, target: Tensor, n_bins: int) -> tuple[Tensor, Tensor]:
     """Confidence of the most probable class, and whether it is right."""
     if n_bins < 1:
         raise ValueError(f"n_bins must be at least 1, not {n_bins}")

@@ -71,6 +71,11 @@ class ClassPredictive(Batched):
     def batch_shape(self) -> torch.Size:
         return self.log_probs.select(1, 0).shape
 
+    @property
+    def abstain(self) -> Tensor:
+        """Say which inputs have no answer: their probabilities are NaN, and `label` means nothing."""
+        return self.log_probs.isnan().any(1)
+
     def log_prob(self, target: Tensor) -> Tensor:
         """Return the log probability of class indices [batch, ...]."""
         k = self.log_probs.shape[1]
@@ -102,6 +107,7 @@ class ClassPredictive(Batched):
             "label": self.label.tolist(),
             "confidence": self.confidence.tolist(),
             "total": self.total.tolist(),
+            "abstain": self.abstain.tolist(),
         }
         if self.aleatoric is not None:
             out |= {"aleatoric": self.aleatoric.tolist(), "epistemic": self.epistemic.tolist()}
@@ -113,6 +119,31 @@ class ClassPredictive(Batched):
 
     def __repr__(self) -> str:
         return f"ClassPredictive(classes={self.log_probs.shape[1]}, batch_shape={tuple(self.batch_shape)})"
+
+
+Probabilities = Tensor | ClassPredictive
+
+
+def probs_of(value: Probabilities) -> Tensor:
+    """Return the probabilities of a predictive distribution; a tensor holds them itself."""
+    if isinstance(value, ClassPredictive):
+        return value.probs
+    return _tensor(value, "probabilities")
+
+
+def log_probs_of(value: Probabilities) -> Tensor:
+    """Return the log probabilities of a predictive distribution; a tensor holds them itself."""
+    if isinstance(value, ClassPredictive):
+        return value.log_probs
+    return _tensor(value, "log probabilities")
+
+
+def _tensor(value: Any, what: str) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"give {what}, or what mp.classify makes of a network's output, not {type(value).__name__}"
+        )
+    return value
 
 
 pytree.register_dataclass(ClassPredictive, serialized_type_name="momentprop.ClassPredictive")

@@ -26,6 +26,7 @@ from momentprop.predict.checks import (
     rank_of,
     rounded,
 )
+from momentprop.predict.class_predictive import Probabilities, probs_of
 from momentprop.predict.records import Record
 
 _UNIT = 2**52  # masses are added as integers, in 1 / _UNIT: the same sum in any order, on any device
@@ -142,7 +143,7 @@ class ConformalSets(Record):
     @classmethod
     def fit(
         cls,
-        probs: Tensor,
+        probs: Probabilities,
         target: Tensor,
         level: float = 0.9,
         method: str = "lac",
@@ -151,8 +152,9 @@ class ConformalSets(Record):
         """Choose `cutoff` on held-out data: the ceil((n + 1) level)-th smallest score of the true labels.
 
         Args:
-            probs: probabilities [n, K, ...]. With more dimensions every position has its own cut-off, since
-                positions of one input are not exchangeable; if yours are, move them into the batch.
+            probs: what `classify` gives, or probabilities [n, K, ...]. With more dimensions every position
+                has its own cut-off, since positions of one input are not exchangeable; if yours are, move
+                them into the batch.
             target: integer labels [n, ...].
             level: the coverage asked for, in (0, 1).
             method: `"lac"` or `"aps"`.
@@ -165,6 +167,7 @@ class ConformalSets(Record):
         check_choice(method, "method", _METHODS)
         if method == "lac" and uniform is not None:
             raise ValueError("method='lac' is not randomised; leave out uniform, or choose method='aps'")
+        probs = probs_of(probs)
         check_probs(probs)
         check_target(target, probs)
         if probs.isnan().any():
@@ -174,8 +177,9 @@ class ConformalSets(Record):
         cutoff = _conformal_quantile(score, level)
         return cls(method, float(level), len(score), probs.shape[1], cutoff, uniform is not None)
 
-    def sets(self, probs: Tensor, uniform: Tensor | None = None) -> Tensor:
+    def sets(self, probs: Probabilities, uniform: Tensor | None = None) -> Tensor:
         """True for the labels in the set: [batch, K, ...], like `probs`."""
+        probs = probs_of(probs)
         check_probs(probs, empty=True)
         if probs.shape[1] != self.classes or probs.shape[2:] != self.cutoff.shape:
             raise ValueError(
@@ -193,7 +197,7 @@ class ConformalSets(Record):
             chosen |= probs == probs.amax(1, keepdim=True)
         return chosen | probs.isnan().any(1, keepdim=True)
 
-    def size(self, probs: Tensor, uniform: Tensor | None = None) -> Tensor:
+    def size(self, probs: Probabilities, uniform: Tensor | None = None) -> Tensor:
         """The number of labels in each set: [batch, ...]."""
         return self.sets(probs, uniform).sum(1)
 

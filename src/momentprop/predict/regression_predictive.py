@@ -69,6 +69,11 @@ class RegressionPredictive(Batched):
     def batch_shape(self) -> torch.Size:
         return self.means.shape[1:]
 
+    @property
+    def abstain(self) -> Tensor:
+        """Say which targets have no prediction: mean or variance is not finite."""
+        return ~(self.mean.isfinite() & self.total.isfinite())
+
     def log_prob(self, y: Tensor) -> Tensor:
         """Density at y, in logarithms, element by element."""
         y = self._fitting(y)
@@ -126,7 +131,7 @@ class RegressionPredictive(Batched):
     def to_dict(self, level: float = 0.95) -> dict[str, Any]:
         """Plain lists and numbers, for serving."""
         low, high = self.interval(level)
-        names = ("mean", "std", "total", "aleatoric", "epistemic")
+        names = ("mean", "std", "total", "aleatoric", "epistemic", "abstain")
         out: dict[str, Any] = {name: getattr(self, name).tolist() for name in names}
         return out | {"interval": {"level": level, "low": low.tolist(), "high": high.tolist()}}
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from momentprop.predict.checks import check_log_probs, check_target, check_values, double
+from momentprop.predict.class_predictive import Probabilities, log_probs_of
 from momentprop.predict.records import Record
 
 _COLDEST, _HOTTEST = 0.01, 100.0  # the temperatures considered
@@ -31,7 +32,7 @@ class Temperature(Record):
             raise ValueError(f"a temperature is positive and finite, not {self.value}")
 
     @classmethod
-    def fit(cls, log_probs: Tensor, target: Tensor) -> Temperature:
+    def fit(cls, log_probs: Probabilities, target: Tensor) -> Temperature:
         """The temperature of least negative log likelihood on held-out data.
 
         The likelihood is convex in 1 / T, so bisection finds the one minimum. It is
@@ -39,9 +40,11 @@ class Temperature(Record):
         label, 100 if the probabilities say less than nothing. If T makes no difference it is 1.
 
         Args:
-            log_probs: [n, K, ...], log probabilities or logits; -inf for an impossible label.
+            log_probs: what `classify` gives; or log probabilities or logits [n, K, ...], -inf for an
+                impossible label.
             target: integer labels [n, ...].
         """
+        log_probs = log_probs_of(log_probs)
         check_log_probs(log_probs)
         values = double(log_probs)
         check_values(values, "log_probs")
@@ -59,8 +62,9 @@ class Temperature(Record):
             )
         return cls(1 / _least_slope(values, chosen))
 
-    def apply(self, log_probs: Tensor) -> Tensor:
+    def apply(self, log_probs: Probabilities) -> Tensor:
         """The log probabilities at this temperature: [batch, K, ...], differentiable."""
+        log_probs = log_probs_of(log_probs)
         check_log_probs(log_probs)
         return torch.log_softmax(log_probs / self.value, dim=1)
 
