@@ -156,6 +156,58 @@ def test_covariance_of_positions() -> None:
     torch.testing.assert_close(found.probs[:, :, 1, 1], alone.probs)
 
 
+class Epochs(nn.Module):
+    """Classes for every step of a recurrent layer: of [time, batch, 4], or of rows [batch * 3, 4]."""
+
+    def __init__(self, folded: bool, time_first: bool, head: nn.Module) -> None:
+        super().__init__()
+        self.folded, self.swapped = folded, folded and time_first
+        self.drop, self.rnn = nn.Dropout(0.3), nn.GRU(4, 5, batch_first=folded)
+        self.head = nn.Sequential(nn.Linear(5, 3), head)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.rnn(self.drop(x).view(-1, 3, 4) if self.folded else self.drop(x))[0]
+        h = h.transpose(0, 1) if self.swapped else h
+        y: Tensor = self.head(h.flatten(0, 1) if self.folded else h)
+        return y
+
+
+@pytest.mark.parametrize("head", [nn.Identity(), nn.Softmax(-1)], ids=["logits", "softmax"])
+@pytest.mark.parametrize("layout", ["batch * time", "time * batch", "time, batch"])
+def test_covariance_where_the_batch_is_not_the_first_dimension(layout: str, head: nn.Module) -> None:
+    """Each step has the block of its own classes, out of the covariance of its sample."""
+    torch.manual_seed(0)
+    folded = "*" in layout
+    model, x = Epochs(folded, layout.startswith("time"), head).eval(), torch.randn(4, 3, 4)
+    x = x.flatten(0, 1) if folded else x.transpose(0, 1)
+    out = mp.convert(model, x, "accurate", batch_dim=0 if folded else 1)(x)
+    found = mp.classify(out, dim=-1)
+    logits = out if out.logits is None else out.logits.moments
+    blocks = logits.covariance.reshape(4, 3, 3, 3, 3).diagonal(dim1=1, dim2=3).movedim(-1, 1)
+    mean = logits.mean.reshape((4, 3, 3) if layout.startswith("batch") else (3, 4, 3))
+    variance = logits.variance.reshape(mean.shape)
+    if layout.startswith("time"):
+        mean, variance = mean.transpose(0, 1), variance.transpose(0, 1)
+    alone = mp.classify(mp.Moments(mean.flatten(0, 1), variance.flatten(0, 1), blocks.flatten(0, 1)))
+    rows = found.epistemic.T if layout == "time, batch" else found.epistemic
+    rows = rows.reshape(3, 4).T if layout == "time * batch" else rows
+    torch.testing.assert_close(rows.flatten(), alone.epistemic)
+    assert mp.regress(out, noise=0).std.shape == out.shape
+
+
+def test_classes_of_nodes_of_a_graph() -> None:
+    """All inputs together are one sample, whose covariance is that of all nodes."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Dropout(0.3), nn.Linear(4, 3)).eval(), torch.randn(5, 4)
+    expected = mp.classify(mp.convert(model, x)(x))
+    found = mp.classify(mp.convert(model, x, batch_dim=None)(x))
+    torch.testing.assert_close(found.epistemic, expected.epistemic)
+    some = mp.convert(model, x, batch_dim=None, outputs=[0, 3])(x)  # no covariance of a node's classes
+    torch.testing.assert_close(
+        mp.classify(some).epistemic, mp.classify(mp.Moments(some.mean, some.variance)).epistemic
+    )
+
+
 @pytest.mark.parametrize("shape", [(6,), (6, 1)])
 def test_one_logit_is_binary(shape: tuple[int, ...]) -> None:
     mean, variance = torch.randn(shape), torch.rand(shape) * 4

@@ -19,6 +19,7 @@ from momentprop.gaussian.logits import Averages, GaussianLogits, average, integr
 from momentprop.graph import private
 from momentprop.moments import Moments, mean_of
 from momentprop.predict.class_predictive import ClassPredictive
+from momentprop.predict.covariance import of_classes
 from momentprop.predict.outputs import Select, one_output
 from momentprop.rules.softmax import log_odds_probit, log_probabilities
 from momentprop.sample import SampledMoments
@@ -97,7 +98,7 @@ def classify(
     moments = output.to(torch.float32) if torch.finfo(output.dtype).bits == 16 else output
     decisions = _Decisions.of(moments.mean, kind, dim)
     rows = (decisions.rows(v) for v in (moments.mean, moments.variance))
-    known = _covariance(moments, decisions.dim) if decisions.kind == "multiclass" else ()
+    known = of_classes(moments, decisions.dim) if decisions.kind == "multiclass" else ()
     return _predictive(METHODS[method](GaussianLogits(*rows, *known)), decisions)
 
 
@@ -171,32 +172,6 @@ class _Decisions:
         return (
             value.reshape(lead) if value.dim() == 1 else value.reshape(*lead, value.shape[-1]).movedim(-1, 1)
         )
-
-
-def _covariance(moments: Moments, dim: int) -> tuple[Tensor | None, Tensor | None]:
-    """Return the covariance of the classes of each decision, and the indices of those that it is about."""
-    covariance, n = moments.covariance, moments.mean.shape[0]
-    if covariance is None:
-        return None, None
-    if covariance.shape[0] != n:
-        raise ValueError(
-            f"the covariance is that of {covariance.shape[0]} inputs, but the first dimension of the logits "
-            f"is {n}: classify needs the batch there"
-        )
-    positions = moments.mean.numel() // max(n * moments.mean.shape[dim], 1) if moments.mean.dim() > 2 else 1
-    if positions == 1:
-        return covariance, moments.indices
-    return None if moments.indices is not None else _at_positions(moments, dim), None
-
-
-def _at_positions(moments: Moments, dim: int) -> Tensor:
-    """The covariance of the classes at every position, [batch * positions, K, K], out of all elements'."""
-    assert moments.covariance is not None
-    shape = moments.mean.shape
-    numbers = torch.arange(math.prod(shape[1:]), device=moments.mean.device).reshape(shape[1:])
-    places = numbers.movedim(dim % len(shape) - 1, -1).reshape(-1, shape[dim])  # [positions, K]
-    blocks = moments.covariance[:, places[:, :, None], places[:, None, :]]
-    return blocks.flatten(0, 1)
 
 
 def _of_samples(samples: Tensor, kind: str | None, dim: int | None) -> ClassPredictive:
