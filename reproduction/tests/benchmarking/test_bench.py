@@ -99,14 +99,27 @@ def test_multiply_adds_of_the_papers_network() -> None:
 
 
 class Recurrent(torch.nn.Module):
-    """Dropout on the input itself; the sampler works on a copy of the graph, with the LSTM spelled out."""
+    """Dropout on the input itself, and between layers, of which the sampler makes one each."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.dropout, self.lstm = torch.nn.Dropout(0.3), torch.nn.LSTM(4, 5, batch_first=True)
+        self.dropout = torch.nn.Dropout(0.3)
+        self.lstm = torch.nn.LSTM(4, 5, 2, dropout=0.2, batch_first=True, bidirectional=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.lstm(self.dropout(x))[0][:, -1]
+        return found
+
+
+class TimeFirst(torch.nn.Module):
+    """Noise, and an output, whose batch is the second dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout, self.gru = torch.nn.Dropout(0.3), torch.nn.GRU(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.gru(self.dropout(x.transpose(0, 1)))[0]
         return found
 
 
@@ -117,8 +130,8 @@ def attention() -> torch.nn.Module:
 
 @pytest.mark.parametrize(
     ("make_model", "shape"),
-    [(mlp, (4,)), (cnn, (3, 8, 8)), (Recurrent, (3, 4)), (attention, (3, 8))],
-    ids=["dense", "convolutional", "recurrent", "attention"],
+    [(mlp, (4,)), (cnn, (3, 8, 8)), (Recurrent, (3, 4)), (TimeFirst, (3, 4)), (attention, (3, 8))],
+    ids=["dense", "convolutional", "recurrent", "time first", "attention"],
 )
 def test_sampling_in_two_programs_is_monte_carlo(make_model: Any, shape: tuple[int, ...]) -> None:
     """Exported with free sizes, and run on others than those of the examples."""

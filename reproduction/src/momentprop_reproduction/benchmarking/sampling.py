@@ -41,14 +41,17 @@ class _Prefix(nn.Module):
 class _Suffix(nn.Module):
     """Computes the part behind `_Prefix` for many samples as one batch.
 
-    Weights are inside, not among the inputs. Samples are rows of a larger batch. (`torch.vmap`, which
-    `monte_carlo` uses, does not keep sizes free.)
+    Weights are inside, not among the inputs. Samples are rows of a larger batch, whichever dimension that
+    is of a value. (`torch.vmap`, which `monte_carlo` uses, does not keep sizes free.)
     """
 
     def __init__(self, sampler: Sampler, given: Sequence[Any], varying: Sequence[int]) -> None:
         super().__init__()
         self.graph, self.varying, self.constants = sampler.one, tuple(varying), {}
         self.sizes = {i: _rows(n) for i, n in enumerate(sampler.boundary) if _is_size(n)}
+        self.dims = {i: _batch_dim(sampler.boundary[i]) for i in self.varying}
+        self.noise_dims = [_batch_dim(node) for node in sampler.noise]
+        self.output_dims = [_batch_dim(node) for node in sampler._random]
         for i, value in enumerate(given):
             if i in self.varying or i in self.sizes:
                 continue
@@ -60,18 +63,19 @@ class _Suffix(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         values, noise = tensors[: len(self.varying)], tensors[len(self.varying) :]
-        count, batch = noise[0].shape[:2]
+        count, batch = noise[0].shape[0], noise[0].shape[1 + self.noise_dims[0]]
         given: list[Any] = []
         for i in range(self.n_given):
             if i in self.varying:
                 value = values[self.varying.index(i)]
-                given.append(value.unsqueeze(0).expand(count, *value.shape).flatten(0, 1))
+                given.append(_as_rows(value.unsqueeze(0).expand(count, *value.shape), self.dims[i]))
             elif i in self.sizes:
                 given.append(self.sizes[i] * count * batch)
             else:
                 given.append(self.constants[i] if i in self.constants else getattr(self, f"given_{i}"))
-        found = self.graph(*given, *[n.flatten(0, 1) for n in noise])
-        return tuple(value.unflatten(0, (count, batch)) for value in found)
+        found = self.graph(*given, *map(_as_rows, noise, self.noise_dims))
+        pairs = zip(found, self.output_dims, strict=True)
+        return tuple(value.unflatten(d, (count, batch)).movedim(d, 0) for value, d in pairs)
 
 
 def sample_with(bnn: BayesianNetwork, make: Make, inputs: tuple[Tensor, ...], n_samples: int) -> Any:
@@ -90,18 +94,17 @@ def sample_with(bnn: BayesianNetwork, make: Make, inputs: tuple[Tensor, ...], n_
     ]
     batched = [{0: Dim.DYNAMIC}] * len(inputs)
     prefix = make(_Prefix(sampler, state, varying), inputs, batched, "prefix")
-    places = [sampler.boundary[i] for i in varying]
-    if not all(_is_batch(node.meta["val"]) for node in (*places, *sampler.noise)):
-        raise NotImplementedError("samples cannot be rows of a batch: not every random value has one")
     noise = [source(_COUNT) for source in _sources(run)]
     given = [run.given[i] for i in varying]
     module = _Suffix(sampler, run.given, varying)
     with torch.no_grad():
-        pairs = list(zip(module(*given, *noise), sampler.many(*run.given, *noise), strict=True))
-    for one, other in pairs:
+        apart = [sampler.one(*run.given, *(n[i] for n in noise)) for i in range(_COUNT)]
+        together = module(*given, *noise)
+    for one, other in zip(together, map(torch.stack, zip(*apart, strict=True)), strict=True):
         if not torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max())):
             raise NotImplementedError("samples cannot be rows of a batch: rows influence each other")
-    dynamic = [{0: Dim.DYNAMIC}] * len(given) + [{0: Dim.DYNAMIC, 1: Dim.DYNAMIC}] * len(noise)
+    dynamic = [{d: Dim.DYNAMIC} for d in module.dims.values()]
+    dynamic += [{0: Dim.DYNAMIC, 1 + d: Dim.DYNAMIC} for d in module.noise_dims]
     suffix = make(module, [*given, *noise], dynamic, "suffix")
 
     def sample(x: tuple[Tensor, ...]) -> Any:
@@ -137,6 +140,14 @@ def _rows(node: fx.Node) -> int:
     return int(size / symbol)
 
 
-def _is_batch(value: Tensor) -> bool:
-    """Say whether the first size is free, and no other."""
-    return [isinstance(n, torch.SymInt) for n in value.shape] == [True] + [False] * (value.ndim - 1)
+def _batch_dim(node: fx.Node) -> int:
+    """Return the one dimension whose size is free."""
+    free = [d for d, size in enumerate(node.meta["val"].shape) if isinstance(size, torch.SymInt)]
+    if len(free) != 1:
+        raise NotImplementedError("samples cannot be rows of a batch: not every random value has one")
+    return free[0]
+
+
+def _as_rows(samples: Tensor, dim: int) -> Tensor:
+    """[count, *shape] -> values whose batch, in this dimension, holds all samples one behind the other."""
+    return samples.movedim(0, dim).flatten(dim, dim + 1)
