@@ -59,7 +59,7 @@ def test_classes_are_found_in_what_a_network_returns(output: Any) -> None:
 def test_the_user_says_which_output_is_meant() -> None:
     output = {"first": LOGITS, "others": (torch.zeros(6, 2), mp.Moments(torch.ones(6, 2), 1.0))}
     assert list(leaves(output)) == ["first", "others.0", "others.1"]
-    for select in ("others.1", 2, -1):
+    for select in ("others.1", 2, "2", -1):
         assert chosen(output, select) is output["others"][1]
     torch.testing.assert_close(mp.classify(output, select="first").probs, mp.classify(LOGITS).probs)
     assert mp.regress(output, noise=0, select=2).batch_shape == (6, 2)

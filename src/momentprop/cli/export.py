@@ -74,8 +74,7 @@ def export(
         if format == "onnx":
             known = {"noise": noise, "level": level, "opset": opset}
             options = texts | {key: value for key, value in known.items() if value is not None}
-            chosen = int(select) if select is not None and select.isdigit() else select
-            metadata = export_onnx(network, path, outputs, select=chosen, verify=verify, **options)
+            metadata = export_onnx(network, path, outputs, select=select, verify=verify, **options)
         else:
             metadata = (save if format == "pt2" else compile_package)(network, path, **texts)
         show(path, metadata, as_json)

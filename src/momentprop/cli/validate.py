@@ -49,7 +49,7 @@ def validate(
     ] = None,
     tier: Annotated[list[str] | None, typer.Option(help="paper, fast, accurate. Default: all.")] = None,
     layers: Annotated[bool, typer.Option(help="Compare node by node too.")] = True,
-    output: Annotated[int, typer.Option(help="Which of several output tensors.")] = 0,
+    select: Annotated[str | None, typer.Option(help="Which of several outputs, by name or position.")] = None,
     batch_dim: Annotated[
         int, typer.Option(help="Where the model takes the batch: 1 for [time, batch, ...]. Files hold rows.")
     ] = 0,
@@ -69,7 +69,11 @@ def validate(
     """
     errors = Console(stderr=True, soft_wrap=True)
     written = [path for path in (out, as_json) if path is not None]
-    options: dict[str, Any] = {"tiers": tier or None, "output": output, "layers": layers}
+    options: dict[str, Any] = {
+        "tiers": tier or None,
+        "select": select,
+        "layers": layers,
+    }
     options |= {"unsupported": unsupported, "seed": seed, "name": model, "batch_dim": batch_dim}
     with _failures(errors, model, out):
         _check(require_teq, samples, written)

@@ -51,6 +51,8 @@ def leaves(output: Any, name: str = "") -> dict[str, Any]:
 def name_of(found: Mapping[str, Any], select: Select = None) -> str:
     """Return the name of the output that is meant."""
     names = list(found)
+    if isinstance(select, str) and select not in found and select.isdigit():
+        select = int(select)  # as a command line has it
     if isinstance(select, int) and -len(names) <= select < len(names):
         return names[select]
     if select is not None:

@@ -1,4 +1,4 @@
-"""Brings the batch of inputs to the front, where a validation has it, and back for the model."""
+"""Lets a validation call every network with inputs in order, whose first dimension is the batch."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Any
 from torch import Tensor, nn
 
 from momentprop.errors import InputError
+from momentprop.predict.batches import call
 
 BatchDim = int | Sequence[int]  # of all inputs, or of each
 
 
 class BatchFirst(nn.Module):
-    """Takes inputs whose first dimension is the batch, for a network that has it elsewhere."""
+    """Takes inputs in order, the batch first, for a network that wants names or has its batch elsewhere."""
 
-    def __init__(self, network: nn.Module, batch_dim: BatchDim) -> None:
+    def __init__(self, network: nn.Module, batch_dim: BatchDim, names: tuple[str, ...] = ()) -> None:
         super().__init__()
-        self.network, self.batch_dim = network, batch_dim
+        self.network, self.batch_dim, self.names = network, batch_dim, names
 
     def forward(self, *inputs: Tensor) -> Any:
-        return self.network(*moved(inputs, self.batch_dim, back=True))
+        return call(self.network, tuple(moved(inputs, self.batch_dim, back=True)), self.names)
 
 
 def moved(inputs: Sequence[Tensor], batch_dim: BatchDim, back: bool = False) -> list[Tensor]:

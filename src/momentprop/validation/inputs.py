@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from momentprop.errors import InputError
+from momentprop.predict.batches import Batch
 from momentprop.validation.batch_first import BatchDim, moved
 
 BATCH = 50  # inputs that go through a network at once
@@ -18,18 +19,18 @@ TASKS = ("classification", "regression", "moments")
 
 @dataclass(frozen=True)
 class Inputs:
-    """Positional inputs of the model, each [n, ...], and targets [n, ...] if there are any."""
+    """Holds inputs of the model, each [n, ...], their names if it wants them, and targets [n, ...] if any."""
 
     tensors: tuple[Tensor, ...]
     targets: Tensor | None = None
+    names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tensors[0])
 
     def first(self, count: int) -> Inputs:
-        return Inputs(
-            tuple([t[:count] for t in self.tensors]), None if self.targets is None else self.targets[:count]
-        )
+        targets = None if self.targets is None else self.targets[:count]
+        return Inputs(tuple([t[:count] for t in self.tensors]), targets, self.names)
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, ...]]:
         yield from zip(*(t.split(size) for t in self.tensors), strict=True)
@@ -38,7 +39,7 @@ class Inputs:
 def collect(
     loader: Iterable[Any], most: int, targets: bool, what: str = "the data", batch_dim: BatchDim = 0
 ) -> Inputs:
-    """The first `most` inputs. A batch is a tensor, or a tuple whose last member is the target.
+    """Collect the first `most` inputs. `Batch.of` says what a batch may be.
 
     The inputs have their batch in `batch_dim`; here it comes first.
     """
@@ -48,9 +49,11 @@ def collect(
             f"not be a {type(loader).__name__}"
         )
     parts: list[tuple[Tensor, ...]] = []
-    count = 0
-    for number, batch in enumerate(loader):
-        members = _members(batch, targets, f"batch {number} of {what}", batch_dim)
+    count, names = 0, tuple[str, ...]()
+    for number, given in enumerate(loader):
+        batch, where = Batch.of(given, targets), f"batch {number} of {what}"
+        names = names or batch.names
+        members = _members(batch.in_order(names), targets, where, batch_dim)
         if parts:
             _check_alike(parts[0], members, number, what)
         parts.append(members)
@@ -65,7 +68,7 @@ def collect(
         _check_finite(tensor, f"input {i}" if len(tensors) > 1 else "the inputs", what)
     if joined is not None:
         _check_finite(joined, "the targets", what)
-    return Inputs(tuple(tensors), joined)
+    return Inputs(tuple(tensors), joined, names)
 
 
 def task_of(targets: Tensor | None, task: str | None) -> str:
@@ -80,13 +83,13 @@ def task_of(targets: Tensor | None, task: str | None) -> str:
     return found
 
 
-def _members(batch: Any, targets: bool, where: str, batch_dim: BatchDim) -> tuple[Tensor, ...]:
+def _members(batch: Batch, targets: bool, where: str, batch_dim: BatchDim) -> tuple[Tensor, ...]:
     """Return the tensors of a batch, the target last, checked."""
-    members = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
-    if targets and len(members) < 2:
-        raise InputError(f"{where} has no target; give (x, y), or validate(..., targets=False)")
-    if targets and len(members) == 2 and isinstance(members[0], (tuple, list)):
-        members = (*members[0], members[1])
+    if targets and batch.target is None:
+        raise InputError(
+            f"{where} has no target; give (x, y), a dictionary with `labels`, or validate(..., targets=False)"
+        )
+    members = (*batch.inputs, batch.target) if targets else batch.inputs
     wrong = next((m for m in members if not isinstance(m, Tensor)), None)
     if wrong is not None or len(members) == targets:
         raise InputError(f"{where} must hold tensors, not {type(wrong).__name__}")

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from momentprop.errors import InputError
-from momentprop.moments import Moments, is_moments
+from momentprop.predict.outputs import leaves
 
 _MOST_POSITIONS = 64
 _MOST_PROBABILITIES = 2**15  # of one input: fewer positions where there are many classes
@@ -27,11 +26,8 @@ LOGITS = "logits"  # of a head: nothing did
 
 
 def one_output(outputs: Any, index: int) -> Any:
-    """One of the tensors (or Moments) that a model returns, by its position."""
-    leaves = [v for v in pytree.tree_leaves(outputs, is_leaf=is_moments) if isinstance(v, (Tensor, Moments))]
-    if not 0 <= index < len(leaves):
-        raise InputError(f"output={index} does not exist: the model returns {len(leaves)} tensor(s)")
-    return leaves[index]
+    """Return one of the tensors (or Moments) that a model returns, by its position."""
+    return list(leaves(outputs).values())[index]
 
 
 def evenly(count: int, most: int) -> Tensor:

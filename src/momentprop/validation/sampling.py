@@ -69,8 +69,6 @@ def output_of(traced: Trace, output: int) -> tuple[int, Head]:
     tensors = [
         i for i, v in enumerate(returned) if isinstance(v, fx.Node) and isinstance(v.meta.get("val"), Tensor)
     ]
-    if not 0 <= output < len(tensors):
-        raise InputError(f"output={output} does not exist: the model returns {len(tensors)} tensor(s)")
     return tensors[output], traced.heads.get(tensors[output])
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from momentprop.capture.choice import Choice, Where
 from momentprop.capture.trace import Trace
 from momentprop.errors import InputError
+from momentprop.predict.outputs import Select, leaves, name_of
 from momentprop.validation.batch_first import BatchDim, BatchFirst, moved
 from momentprop.validation.comparison import Methods, add_novelty, compare
 from momentprop.validation.findings import MC, PLAIN, SAVED
@@ -44,7 +45,7 @@ def validate(
     n_inputs: int = 500,
     tiers: Sequence[str] | None = None,
     saved: nn.Module | None = None,
-    output: int = 0,
+    select: Select = None,
     layers: bool = True,
     unsupported: str = "error",
     seed: int = 0,
@@ -57,7 +58,8 @@ def validate(
 
     Args:
         model: a dropout network. It is not modified.
-        loader: batches (x, y), (x1, x2, y) or, without targets, x or (x1, x2).
+        loader: batches (x, y), (x1, x2, y) or, without targets, x or (x1, x2); or dictionaries of inputs by
+            name, with the target under `labels`.
         n_samples: of MC dropout, for every input. What a tier is worth can be told up to half of it.
         ood_loader: batches of novel inputs, as in `loader` or without targets.
         targets: whether batches end with targets.
@@ -66,7 +68,7 @@ def validate(
         n_inputs: at most so many inputs, the first ones.
         tiers: which ones; by default all, with the outputs of `accurate` that `convert` chooses.
         saved: a network that `mp.load` read, or any other that returns Moments, to be compared as well.
-        output: which of several output tensors.
+        select: which of several outputs, by name or position; by default `logits`, or the only one.
         layers: compare node by node too.
         unsupported: as in `convert`.
         seed: fixes the masks.
@@ -92,16 +94,18 @@ def validate(
     if n_inputs < 1:
         raise ValueError(f"n_inputs must be at least 1, not {n_inputs}")
     inputs, name = collect(loader, n_inputs, targets, batch_dim=batch_dim), name or type(model).__name__
-    choice = Choice.of(model, dropout, tuple(moved(inputs.first(2).tensors, batch_dim, back=True)), {})
-    if batch_dim != 0:
-        model = BatchFirst(model, batch_dim)
-        saved = None if saved is None else BatchFirst(saved, batch_dim)
+    few = tuple(moved(inputs.first(2).tensors, batch_dim, back=True))
+    args, kwargs = ((), dict(zip(inputs.names, few, strict=True))) if inputs.names else (few, {})
+    choice = Choice.of(model, dropout, args, kwargs)
+    if batch_dim != 0 or inputs.names:
+        model = BatchFirst(model, batch_dim, inputs.names)
+        saved = None if saved is None else BatchFirst(saved, batch_dim, inputs.names)
     task = task_of(inputs.targets, task)
     tell = progress or (lambda stage, done, total: None)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        return _Validation(model, inputs, task, output, n_samples, seed, tell, choice).run(
+        return _Validation(model, inputs, task, select, n_samples, seed, tell, choice).run(
             ood_loader, tiers, saved, layers, unsupported, name
         )
     finally:
@@ -116,7 +120,7 @@ class _Validation:
     model: nn.Module
     inputs: Inputs
     task: str
-    output: int
+    select: Select
     n_samples: int
     seed: int
     tell: Progress
@@ -124,6 +128,7 @@ class _Validation:
     trace: Trace = field(init=False)
     networks: dict[str, nn.Module] = field(init=False)
     layout: Layout = field(init=False)
+    output: int = field(init=False)  # the position of the one that was selected
 
     def run(
         self,
@@ -206,6 +211,8 @@ class _Validation:
             raise InputError(
                 f"the model does not run on these inputs, {inputs}: {type(error).__name__}: {error}"
             ) from error
+        found = leaves(outputs)
+        self.output = list(found).index(name_of(found, self.select))
         example = one_output(outputs, self.output)
         if example.dim() == 0 or len(example) != len(given[0]):
             raise InputError(
