@@ -44,7 +44,7 @@ def single_thread() -> Iterator[None]:
 
 def in_every_tier(model: nn.Module, x: Any, n_outputs: int) -> dict[str, mp.BayesianNetwork]:
     """As `convert` does, but tracing once, which takes most of the time."""
-    traced = trace(model, x)
+    traced = trace(model, x, dropout=nn.Module)
     uncertain = (isinstance(x, mp.Moments),)
     return {
         tier.name: mp.BayesianNetwork(model, traced, Request(tier), uncertain)
@@ -157,7 +157,7 @@ def check_first_order(model: nn.Module, x: Tensor) -> None:
     # a kink within the reach of the noise, two equal elements of which the larger counts: not linear
     assume(all(((s - slopes[0]).abs() <= 0.01 * size).all() for s in slopes[1:]))
     expected = SMALL**2 * slopes[0] @ slopes[0].mT
-    out = mp.convert(model, x, "accurate")(x)
+    out = mp.convert(model, x, "accurate", dropout=nn.Module)(x)
     scale = expected.diagonal(dim1=1, dim2=2).amax(1)[:, None, None]
     plain = model(x)
     torch.testing.assert_close(out.mean, plain, rtol=1e-5, atol=1e-5)
@@ -204,7 +204,7 @@ def test_linear_networks_are_exact(network: tuple[nn.Module, nn.Module, Shape]) 
     size, n_outputs = x[0].numel(), rest(x)[0].numel()
     chosen = None if n_outputs <= MOST_OUTPUTS else list(range(0, n_outputs, n_outputs // 10))
     with torch.no_grad():
-        out = mp.convert(model, x, "accurate", outputs=chosen)(x)
+        out = mp.convert(model, x, "accurate", outputs=chosen, dropout=nn.Module)(x)
         parts = torch.eye(size, dtype=x.dtype)  # each a sample of its own, with one element of x
         if not isinstance(dropout, nn.Dropout):
             parts = parts.reshape(shape[0], -1, size).sum(1)  # or one channel

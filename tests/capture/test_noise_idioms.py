@@ -252,7 +252,7 @@ class TestWhatIsLeftAlone:
             return x + (u < 0.5) * u - 0.125
 
         with pytest.warns(mp.TraceNote, match="other values than in eval mode"):
-            made = trace(Noisy(twice), torch.randn(2, 3))
+            made = trace(Noisy(twice), torch.randn(2, 3), dropout=Noisy)
         assert noise_of(made) == [aten.rand_like.default]
 
     @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ class TestWhatIsLeftAlone:
         ids=range(5),
     )
     def test_normal_and_uniform_numbers(self, function: Callable[[Tensor], Tensor], operator: object) -> None:
-        assert noise_of(trace(Noisy(function), torch.randn(2, 3))) == [operator]
+        assert noise_of(trace(Noisy(function), torch.randn(2, 3), dropout=Noisy)) == [operator]
 
     @pytest.mark.parametrize("probability", [0.0, 1.0])
     def test_certain_masks_are_no_noise(self, probability: float) -> None:

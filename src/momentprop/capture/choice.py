@@ -39,9 +39,10 @@ class Choice:
         is_chosen = chooser(dropout, "dropout")
         named = model.named_modules(remove_duplicate=False)
         chosen = {id(m) for name, m in named if may_drop(m) and is_chosen(name, m)}
-        if not chosen:
+        every = frozenset(id(m) for m in model.modules() if may_drop(m))
+        if every and not chosen:
             raise ValueError(_nothing_chosen(model, dropout))
-        return Choice(frozenset({id(m) for m in model.modules() if may_drop(m)} - chosen), explicit=True)
+        return Choice(every - chosen, explicit=True)
 
     def names(self, model: nn.Module) -> frozenset[str]:
         """The names of the modules that are left out."""

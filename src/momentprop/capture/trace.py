@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from momentprop.capture.agreement import Outputs, differing, evaluated
+from momentprop.capture.augmentation import leave_out_augmentation
 from momentprop.capture.batch import Batch, BatchDim, open_dimensions, rows_per_sample
 from momentprop.capture.choice import Choice, Where
 from momentprop.capture.exporting import PREFIX, export
@@ -131,6 +132,32 @@ def _with_samples(model: nn.Module, leaves: list[Any], signature: Signature, cho
 def _trace(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], signature: Signature, choice: Choice
 ) -> Trace:
+    """Trace with dropout armed, and other noise of training mode left out unless the caller chose it."""
+    reference = evaluated(model, args, kwargs)
+    made = _armed_trace(model, args, kwargs, signature, choice, reference)
+    return made if choice.explicit or reference is None else _without_augmentation(made, model, reference)
+
+
+def _without_augmentation(made: Trace, model: nn.Module, reference: Outputs) -> Trace:
+    """The trace without the noise that training mode adds to values."""
+    graph = made.copy_graph()
+    given = [n for n in graph.nodes if n.op == "placeholder"]
+    learned = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    parameters = [n for n, name in zip(given, made.state, strict=False) if name in learned]
+    if not leave_out_augmentation(graph, given[len(made.state) :], parameters, reference.draws):
+        return made
+    state = drop_unused_state(graph, {n.name: name for n, name in zip(given, made.state, strict=False)})
+    return dataclasses.replace(made, graph=graph, state=state)
+
+
+def _armed_trace(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    signature: Signature,
+    choice: Choice,
+    reference: Outputs | None,
+) -> Trace:
     """Trace with dropout armed, leaving in eval mode what would make more of training than dropout."""
 
     def attempt(disarm: frozenset[str]) -> tuple[Trace, frozenset[str]]:
@@ -142,7 +169,6 @@ def _trace(
 
     opaque: dict[type, None] = {}
     uncounted = choice.names(model)
-    reference = evaluated(model, args, kwargs)
     disarm: frozenset[str] = frozenset()
     try:
         made, written = attempt(disarm)

@@ -20,6 +20,10 @@ from momentprop.moments import Moments
 from momentprop.rules.registry import Lookup, Role, Rule
 
 FALLBACK, RULE = "fallback", "rule"  # what a node's meta says: stand_ins/unsupported.py
+_DRAWS = (
+    "draws random numbers and has no rule. If it belongs to training alone, such as augmentation, "
+    "leave it out by dropout=nn.Dropout, or by whatever else names the dropouts that count"
+)
 QUADRATURE = "quadrature"  # a fallback that nobody has to ask for
 _LINEAR: WeakKeyDictionary[Rule, bool] = WeakKeyDictionary()  # a rule answers alike wherever it is used
 
@@ -81,7 +85,7 @@ def _reason(node: fx.Node, creates: bool, random: set[fx.Node], rules: Lookup) -
             "convert the model without it (enabled=False)"
         )
     if rule is None:
-        return "draws random numbers and has no rule" if creates else "has no rule"
+        return _DRAWS if creates else "has no rule"
     if rule.role is Role.SHAPE and any(_is_value(user) for user in node.users):
         return "only its indices have a rule, and its values are used"
     if creates and not rule.role.creates_noise:
