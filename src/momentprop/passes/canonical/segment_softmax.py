@@ -41,6 +41,7 @@ def recognise_segment_softmax(node: fx.Node, edit: Editor) -> fx.Node | None:
     total = _reduced(node.args[1], "sum", weight)
     if total is None or constant(total.start) != 0:
         return None
+    x: Any
     x, most = weight.args[0], 0.0
     if isinstance(x, fx.Node) and x.target is aten.sub.Tensor and not x.kwargs:
         greatest = _reduced(x.args[1], "amax", x.args[0])
@@ -48,7 +49,11 @@ def recognise_segment_softmax(node: fx.Node, edit: Editor) -> fx.Node | None:
             x, most = x.args[0], _NEGLIGIBLE
     if total.eps > most:
         return None
-    return edit.op(SEGMENT_SOFTMAX, x, *total.along, total.start, value=node.meta["val"])
+    start = total.start
+    if start.target is aten.new_zeros.default and start.meta["val"].dtype == x.meta["val"].dtype:
+        # so that what it was made of, often the weights, is not computed any more
+        start = edit.op(start.target, x, *start.args[1:], value=start.meta["val"], **start.kwargs)
+    return edit.op(SEGMENT_SOFTMAX, x, *total.along, start, value=node.meta["val"])
 
 
 def _reduced(value: Any, reduce: str, x: Any) -> _Reduced | None:
