@@ -175,6 +175,21 @@ def test_the_inputs_together_are_one_sample() -> None:
         bnn(torch.randn(6, 5), edges)
 
 
+def test_a_graph_some_of_whose_edges_are_left_out() -> None:
+    """How many there are depends on the values of the edges."""
+
+    class WithoutLoops(Graph):
+        def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
+            return super().forward(nodes, edges[:, edges[0] != edges[1]])
+
+    torch.manual_seed(0)
+    model, (nodes, edges) = WithoutLoops().eval(), graph(5, 9)
+    edges[1, 0] = edges[0, 0]
+    out = mp.convert(model, (nodes, edges), "accurate", batch_dim=None)(nodes, edges)
+    mc = mp.monte_carlo(model, (nodes, edges), 4000, batch_dim=None)
+    torch.testing.assert_close(out.std, mc.std, rtol=0.08, atol=0)
+
+
 def test_what_is_said_of_the_batch() -> None:
     assert str(Batch((None,))) == "the model fixes the size of the batch"
     assert str(Batch((1, 0))) == "the batch is dimension 0 or 1 of the inputs"

@@ -91,9 +91,9 @@ def _alone(node: fx.Node) -> Layout:
 
 
 def size_in_trace(value: Tensor) -> int:
-    """Elements of a traced value for the inputs it was traced with."""
-    sizes: list[Any] = list(value.shape)
-    return math.prod([s.node.hint if isinstance(s, torch.SymInt) else s for s in sizes])
+    """Elements of a traced value for the inputs it was traced with; sizes that values decide count once."""
+    sizes: list[Any] = [s.node.hint if isinstance(s, torch.SymInt) else s for s in value.shape]
+    return math.prod([1 if size is None else size for size in sizes])
 
 
 def _observed(trace: Trace, state: list[Tensor], own_integers: bool) -> dict[str, Layout]:
