@@ -41,6 +41,10 @@ class TestParse:
         with pytest.raises(ValueError, match="outputs must be a number, or different indices >= 0"):
             Selection.parse(indices)
 
+    def test_a_name(self) -> None:
+        with pytest.raises(ValueError, match="outputs='logits' is a name; give how many"):
+            Selection.parse("logits")
+
     def test_index_out_of_range(self) -> None:
         with pytest.raises(ValueError, match=r"outputs=\[2, 7\]: the model has 7 outputs per sample"):
             Selection.parse([2, 7]).count(7)

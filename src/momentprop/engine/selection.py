@@ -56,6 +56,8 @@ class Selection:
             if outputs < 1:
                 raise ValueError(f"outputs must be at least 1, not {outputs}")
             return Selection(largest=outputs)
+        if isinstance(outputs, str):
+            raise ValueError(f"outputs={outputs!r} is a name; give how many of the largest, or their indices")
         indices = tuple(int(i) for i in outputs)
         if not indices or len(set(indices)) != len(indices) or min(indices) < 0:
             raise ValueError(f"outputs must be a number, or different indices >= 0, not {outputs!r}")
