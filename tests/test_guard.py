@@ -52,3 +52,13 @@ def test_small_differences_are_no_reason(factor: float) -> None:
 @pytest.mark.parametrize("x", [torch.zeros(0, 3, 8, 8), torch.zeros(2, 3, 8, 8)])
 def test_examples_that_tell_nothing_are_no_reason(x: torch.Tensor) -> None:
     assert mp.convert(cnn().eval(), x).tier is mp.tiers.ACCURATE
+
+
+def test_sharp_probabilities_are_no_reason_to_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both estimates integrate the softmax at the end."""
+    monkeypatch.setattr("momentprop.guard.monte_carlo", None)
+    torch.manual_seed(0)
+    last = nn.Linear(64, 4)
+    last.weight.data.mul_(8)
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.2), last, nn.Softmax(-1)).eval()
+    assert mp.convert(model, torch.randn(16, 8)).tier is mp.tiers.ACCURATE

@@ -60,10 +60,14 @@ def _estimates(network: BayesianNetwork, leaves: Sequence[Any]) -> tuple[list[An
     if not isinstance(program, Program) or program.outputs is None:
         return [], []
     names = [v.name if isinstance(v, Ref) else "" for v in program.plan.outputs]
+    heads = {head.logits: (name, head) for name, head in program.plan.heads.items()}
 
     def observe(name: str, moments: Any) -> None:
-        if name in names:
+        if name in names and name not in program.plan.heads:
             forward[name] = moments.variance
+        if name in heads:  # outputs made of it are integrated, as those of the sweep are
+            output, head = heads[name]
+            forward[output] = head.applied(Moments(moments.mean, moments.variance)).variance
 
     with torch.no_grad():
         outputs = program.run([*known.state, *leaves], observe)

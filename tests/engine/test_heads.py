@@ -79,7 +79,8 @@ def test_several_positions_in_a_sample(operator: str, dim: int) -> None:
     mean, covariance = sampled(z, operator, dim)
     torch.testing.assert_close(out.mean.flatten(1), mean, rtol=0, atol=0.02)
     off = (out.covariance - covariance).abs().amax((1, 2)) / covariance.abs().amax((1, 2))
-    assert (off < 0.1).all()
+    # classes correlate to first order, which sharp logarithms do not
+    assert (off < (0.3 if operator == "log_softmax" else 0.12)).all()
     torch.testing.assert_close(out.covariance.diagonal(dim1=1, dim2=2), out.variance.flatten(1))
 
 
@@ -202,3 +203,18 @@ def test_exports_compiles_and_differentiates() -> None:
     (out.mean[:, 0].sum() + out.std.sum()).backward()
     assert inputs.grad is not None
     assert inputs.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("operator", FUNCTIONS)
+@pytest.mark.parametrize("shape", [(3, 4), (6, 1), (1,)])
+def test_covariances_over_several_positions_are_never_indefinite(
+    operator: str, shape: tuple[int, ...]
+) -> None:
+    """Also of a softmax over one class, which is certain."""
+    dim = len(shape) if operator != "sigmoid" else 1
+    z = logits(shape, 3.0, 2.0)
+    out = head(operator, shape, dim).applied(z, layout(shape))
+    assert out.covariance is not None
+    assert torch.equal(out.covariance, out.covariance.mT)
+    torch.testing.assert_close(out.covariance.diagonal(dim1=1, dim2=2), out.variance.flatten(1))
+    assert torch.linalg.eigvalsh(out.covariance).min() > -1e-12

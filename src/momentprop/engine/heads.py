@@ -5,10 +5,10 @@ logits, and more is asked: where logits are sharp, probabilities are far from li
 integrated at the points that predictive distributions are made of (gaussian/logits.py), sigmoid element by
 element (gaussian/logistic.py).
 
-Between classes at different positions of one sample (pixels, tokens) the covariance is G C G^T, with the
-mean Jacobian G = E[diag(p) - p p^T]: by Stein's lemma that is the first term of a series. Where outputs are
-chosen among several positions, these are integrated with independent logits, and chosen probabilities
-correlate as their logits do.
+Where a sample has several positions (pixels, tokens), all its classes correlate as G C G^T, with the mean
+Jacobian G = E[diag(p) - p p^T]: by Stein's lemma that is the first term of a series, and never indefinite.
+Where outputs are chosen among several positions, these are integrated with independent logits, and chosen
+probabilities correlate as their logits do.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class Head:
         """The output. `layout` says which elements a covariance is about."""
         wide = logits.to(torch.float32) if torch.finfo(logits.dtype).bits == 16 else logits
         out = _sigmoid(wide, layout) if self.dim is None else self._softmax(wide, layout)
+        if out.covariance is not None:  # which rounding leaves a little oblique
+            out = dataclasses.replace(out, covariance=(out.covariance + out.covariance.mT) / 2)
         return dataclasses.replace(out.to(logits.dtype), logits=Logits(logits, self.dim))
 
     def _softmax(self, logits: Moments, layout: Layout | None) -> Moments:
@@ -64,7 +66,8 @@ class Head:
         if mean.shape[1] < 2:
             nothing = 0.0 * logits.variance
             sure = nothing + 1 if self.operator == "softmax" else nothing
-            return dataclasses.replace(logits, mean=sure, variance=nothing)
+            alike = None if logits.covariance is None else 0.0 * logits.covariance
+            return dataclasses.replace(logits, mean=sure, variance=nothing, covariance=alike)
         mean = mean.clamp_min(torch.finfo(mean.dtype).min / 4)  # classes masked by -inf
         joint, indices = logits.covariance, logits.indices
         if joint is not None and rows.positions > 1:
@@ -82,7 +85,7 @@ class Head:
                 gains = torch.eye(p.shape[1]).to(p) - p[:, None, :]
                 if not is_log:
                     gains = torch.diag_embed(p) - p[:, :, None] * p[:, None, :] - covariance
-                covariance = rows.joined(logits.covariance, gains, covariance)
+                covariance = rows.joined(logits.covariance, gains, layout.samples(out.variance))
         return dataclasses.replace(out, covariance=covariance, indices=logits.indices)
 
 
@@ -115,16 +118,18 @@ class _Rows:
         """The covariance within every position, [n, K, K], of that of samples, [batch, size, size]."""
         return covariance[:, self.places[:, :, None], self.places[:, None, :]].flatten(0, 1)
 
-    def joined(self, covariance: Tensor, gains: Tensor, within: Tensor) -> Tensor:
-        """G C G^T of samples, but for the blocks within positions, which are given as they are."""
+    def joined(self, covariance: Tensor, gains: Tensor, variance: Tensor) -> Tensor:
+        """G C G^T of samples, row and column scaled to these variances, [batch, size]: never indefinite."""
         p, k = self.positions, self.k
         pairs = covariance[:, self.places[:, None, :, None], self.places[None, :, None, :]]
         g = gains.reshape(-1, p, k, k)
-        between = g[:, :, None] @ pairs @ g[:, None].mT  # [batch, positions, positions, K, K]
-        same = torch.eye(p, dtype=torch.bool, device=g.device)[..., None, None]
-        every = torch.where(same, within.reshape(-1, p, 1, k, k), between)
-        flat = every.transpose(2, 3).reshape(-1, self.size, self.size)
-        return flat[:, self.inverse][:, :, self.inverse]
+        found = g[:, :, None] @ pairs @ g[:, None].mT  # [batch, positions, positions, K, K]
+        flat = found.transpose(2, 3).reshape(-1, self.size, self.size)[:, self.inverse][:, :, self.inverse]
+        first_order = flat.diagonal(dim1=1, dim2=2)
+        known = first_order > 0
+        ratio = safe_sqrt(torch.where(known, variance / torch.where(known, first_order, 1.0), 0.0))
+        itself = torch.eye(self.size, dtype=torch.bool, device=flat.device)
+        return torch.where(itself, variance[:, :, None], flat * ratio[:, :, None] * ratio[:, None, :])
 
 
 def _sigmoid(logits: Moments, layout: Layout | None) -> Moments:

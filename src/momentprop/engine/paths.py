@@ -18,7 +18,7 @@ against 400 samples, paths the only noise (std over MC std, median; distance of 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch import Tensor, fx, nn
 
 from momentprop.capture.trace import Trace
 from momentprop.engine.layouts import Layout
-from momentprop.graph.ops import DROPOUTS, SHAPED_NOISE, STRIDED_VIEWS
+from momentprop.graph.ops import DROPOUTS, MAX_POOLS, SHAPED_NOISE, STRIDED_VIEWS
 from momentprop.graph.reach import reach
 from momentprop.moments import mean_of
 
@@ -137,19 +137,33 @@ def _suffix(
         env[node] = suffix.node_copy(node, env.__getitem__)
         if node.target in STRIDED_VIEWS:
             env[node].target = aten.reshape.default  # strides are not always those of the trace
-        _fix_weights(env[node])
+        _still(env[node])
     names = {node.name: node for node in env}
     suffix.output([env[names[name]] for name in outputs])
     return suffix
 
 
-def _fix_weights(node: fx.Node) -> None:
-    """A layer of random weights with their means."""
-    if node.target is torch.ops.momentprop.random_linear.default:
-        x, weight, _, bias, _ = node.args
-        node.target, node.args = aten.linear.default, (x, weight, bias)
-    elif node.target is torch.ops.momentprop.random_convolution.default:
-        x, weight, _, bias, _, stride, padding, dilation, groups = node.args
-        none: Any = [0] * len(stride)  # type: ignore[arg-type]
-        sizes = (stride, padding, dilation, False, none, groups)
-        node.target, node.args = aten.convolution.default, (x, weight, bias, *sizes)
+def _still(node: fx.Node) -> None:
+    """Make of an operator with noise inside the plain one: random weights are means, nothing is dropped."""
+    make = _PLAIN.get(str(node.target))
+    if make is not None:
+        node.target, node.args = make(*node.args)
+
+
+def _convolution(x: Any, weight: Any, _: Any, bias: Any, __: Any, stride: Any, *rest: Any) -> _Call:
+    padding, dilation, groups = rest
+    sizes = (stride, padding, dilation, False, [0] * len(stride), groups)
+    return aten.convolution.default, (x, weight, bias, *sizes)
+
+
+def _pool(x: Any, _: float, kernel: Any, *geometry: Any) -> _Call:
+    return next(op for op, n in MAX_POOLS.items() if n == len(kernel)), (x, kernel, *geometry)
+
+
+_Call = tuple[Any, tuple[Any, ...]]
+_PLAIN: dict[str, Callable[..., _Call]] = {
+    "momentprop.random_linear.default": lambda x, w, _, bias, __: (aten.linear.default, (x, w, bias)),
+    "momentprop.random_convolution.default": _convolution,
+    "momentprop.dropped_max_pool.default": _pool,
+    "momentprop.dropped_amax.default": lambda x, _, *rest: (aten.amax.default, (x, *rest)),
+}
