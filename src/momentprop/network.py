@@ -17,6 +17,7 @@ from momentprop.capture.records import rebuild_output
 from momentprop.capture.trace import Trace
 from momentprop.capture.watch import Watch
 from momentprop.engine.layouts import Layout, layouts
+from momentprop.engine.overflow import in_float64, overflows
 from momentprop.engine.per_sample import PerSample, per_sample
 from momentprop.engine.program import Program, Wanted
 from momentprop.errors import InputError, MomentpropError, NoDropoutError
@@ -172,6 +173,8 @@ class BayesianNetwork(Compiled):
         leaves = self._trace.signature.flatten(args, kwargs)
         program = self._built(tuple([is_moments(leaf) for leaf in leaves])).program
         outputs = program(*self._state(), *leaves)
+        if overflows(leaves, outputs):
+            outputs = in_float64(program, [*self._state(), *leaves], outputs)
         moments = [plain(value) if is_moments(value) else as_moments(value) for value in outputs]
         return rebuild_output(moments, self._trace.out_spec)
 

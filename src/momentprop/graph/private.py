@@ -85,6 +85,11 @@ def is_batched(tensor: Tensor) -> bool:
     return torch._C._functorch.is_batchedtensor(tensor)
 
 
+def is_transformed(tensor: Tensor) -> bool:
+    """Say whether torch.func works on the tensor: its values cannot always be asked for then."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
 @contextlib.contextmanager
 def outside_of_modes() -> Iterator[None]:
     """Leave fake tensors, tracing and torch.vmap (which takes no random numbers): for constants to keep."""
