@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from drawn import check_column, legend_of
 from momentprop import plots
 from momentprop.evaluate import metrics
+from momentprop.predict.class_predictive import ClassPredictive
 
 METHODS = ("NN", "MC T=50", "momentprop")
 
@@ -106,11 +107,16 @@ def test_reliability_diagram_of_certainty() -> None:
     upper.figure.savefig(BytesIO())
 
 
-def test_reliability_diagram_takes_arrays() -> None:
+def test_reliability_diagram_takes_arrays_and_predictive_distributions() -> None:
     probs, target = classified()
-    of_arrays, _ = plots.reliability_diagram({k: v.numpy() for k, v in probs.items()}, target.numpy())
     of_tensors, _ = plots.reliability_diagram(probs, target)
-    assert legend_of(of_arrays) == legend_of(of_tensors)
+    others: list[dict[str, Any]] = [
+        {k: v.numpy() for k, v in probs.items()},
+        {k: ClassPredictive(v.log()) for k, v in probs.items()},
+    ]
+    for other in others:
+        axes, _ = plots.reliability_diagram(other, target)
+        assert legend_of(axes) == legend_of(of_tensors)
 
 
 # ------------------------------------------------------------------------------------------- all of them

@@ -15,6 +15,7 @@ import torch
 
 from momentprop.errors import MissingExtraError
 from momentprop.evaluate import metrics
+from momentprop.predict.class_predictive import ClassPredictive
 
 try:
     import numpy as np
@@ -170,7 +171,7 @@ def reliability_diagram(
     calibration error.
 
     Args:
-        probs_by_method: probabilities [batch, K, ...] by method.
+        probs_by_method: what `classify` gives, or probabilities [batch, K, ...], by method.
         target: classes [batch, ...].
         n_bins: bins of equal width between 0 and 1; empty ones are left out.
         axes: two Axes to draw into.
@@ -184,7 +185,8 @@ def reliability_diagram(
     n_methods = len(probs_by_method)
     least = 1.0
     for i, (name, style) in enumerate(styles(probs_by_method)):
-        color, probs = style["color"], torch.as_tensor(probs_by_method[name])
+        color, probs = style["color"], probs_by_method[name]
+        probs = probs if isinstance(probs, ClassPredictive) else torch.as_tensor(probs)
         confidence, accuracy, count = metrics.reliability(probs, target, n_bins)
         filled = count > 0
         error = (count * (accuracy - confidence).abs())[filled].sum().item() / count.sum().item()

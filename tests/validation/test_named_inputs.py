@@ -52,6 +52,7 @@ def test_dictionaries_with_labels() -> None:
     report = mp.validate(model, [first, shuffled], 200, novel, tiers=["fast"])
     assert (report.task, report.n_inputs, report.n_ood, report.outputs) == ("classification", 24, 12, (3,))
     assert report.worths["fast"].value > 20
+    assert report.layers["fast"][-1].module == "head"
     pairs = [(named(slice(0, 24)), LABELS)]
     again = mp.validate(model, pairs, 200, tiers=["fast"], layers=False)
     assert again.figures["fast"]["accuracy"] == report.figures["fast"]["accuracy"]

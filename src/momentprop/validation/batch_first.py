@@ -23,6 +23,11 @@ class BatchFirst(nn.Module):
     def forward(self, *inputs: Tensor) -> Any:
         return call(self.network, tuple(moved(inputs, self.batch_dim, back=True)), self.names)
 
+    @staticmethod
+    def own_name(module: str) -> str:
+        """Return the name that a module has without the wrapper around it."""
+        return module.removeprefix("network").removeprefix(".")
+
 
 def moved(inputs: Sequence[Tensor], batch_dim: BatchDim, back: bool = False) -> list[Tensor]:
     """The inputs with the batch in front, or back at its place."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -163,6 +163,11 @@ class _Validation:
             rows, missing_layers = compare_layers(
                 made.networks, few, layer_samples, self.seed + 1, partial(self.tell, "layers")
             )
+        if isinstance(self.model, BatchFirst):
+            own = self.model.own_name
+            rows = {
+                tier: [replace(row, module=own(row.module)) for row in found] for tier, found in rows.items()
+            }
         mc = self._sampled(self.inputs, self.n_samples, "sampling")
         self.tell("comparing", 0, 1)
         predicted = {method: row.first(len(mc)) for method, row in predicted.items()}
