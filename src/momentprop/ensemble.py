@@ -20,7 +20,7 @@ from momentprop.capture.records import rebuild_output
 from momentprop.graph.ops import RECURRENT
 from momentprop.graph.place import place_of
 from momentprop.lowering.inductor import Compiled
-from momentprop.moments import Moments, as_moments, is_moments, plain
+from momentprop.moments import Moments, as_output, is_moments
 from momentprop.network import BayesianNetwork, Inside, inside
 from momentprop.sample import monte_carlo
 
@@ -80,7 +80,7 @@ class Ensemble(Compiled):
 
         def run(*state: Tensor) -> list[Tensor]:
             values = program(*state, *leaves)
-            outputs = [plain(v) if is_moments(v) else as_moments(v) for v in values]
+            outputs = [as_output(v) for v in values]
             flat, spec = pytree.tree_flatten(outputs)
             specs.append((spec, [isinstance(v, Tensor) for v in flat], flat))
             return [v for v in flat if isinstance(v, Tensor)]

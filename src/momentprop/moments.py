@@ -307,3 +307,11 @@ def plain(moments: Moments) -> Moments:
 def as_moments(value: Any) -> Any:
     """A tensor as Moments with zero variance; anything else is returned unchanged."""
     return Moments(value, torch.zeros_like(value)) if isinstance(value, Tensor) else value
+
+
+def as_output(value: Any) -> Any:
+    """What a network returns of a value: numbers as Moments, without what rules know; all else as it is."""
+    if is_moments(value):
+        return plain(value)
+    is_number = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+    return as_moments(value) if is_number else value

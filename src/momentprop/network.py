@@ -25,7 +25,7 @@ from momentprop.graph.ops import DROPOUTS
 from momentprop.graph.private import collate_with
 from momentprop.lowering.frozen import FrozenNetwork, freeze
 from momentprop.lowering.inductor import Compiled
-from momentprop.moments import Moments, as_moments, is_moments, plain
+from momentprop.moments import Moments, as_output, is_moments
 from momentprop.passes.prepare import Prepared, prepare
 from momentprop.summary import Summary, summarize
 from momentprop.tiers import Request, Tier
@@ -175,7 +175,7 @@ class BayesianNetwork(Compiled):
         outputs = program(*self._state(), *leaves)
         if overflows(leaves, outputs):
             outputs = in_float64(program, [*self._state(), *leaves], outputs)
-        moments = [plain(value) if is_moments(value) else as_moments(value) for value in outputs]
+        moments = [as_output(value) for value in outputs]
         return rebuild_output(moments, self._trace.out_spec)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BayesianNetwork:

@@ -27,7 +27,7 @@ from momentprop.capture.records import rebuild_output
 from momentprop.capture.signature import split_inputs
 from momentprop.capture.trace import Trace, trace
 from momentprop.errors import MissingExtraError, MomentpropError
-from momentprop.moments import Moments, is_moments
+from momentprop.moments import Moments, as_output, is_moments
 from momentprop.network import BayesianNetwork, inside
 from momentprop.sampling.sampler import Run, Sampler
 
@@ -198,7 +198,7 @@ class Collector:
 
 def _certain(value: Any, n_samples: int) -> Any:
     """An output no noise reaches: the same in every sample."""
-    if not isinstance(value, Tensor):
+    if not is_moments(as_output(value)):  # integers, too
         return value
     zero = torch.zeros_like(value)
     repeated = value.expand(n_samples, *value.shape)

@@ -150,6 +150,8 @@ def name_moments(output: Any, everything: bool) -> tuple[dict[str, Tensor], Outl
         return key
 
     def leaf(value: Any, path: tuple[str, ...]) -> Outline | None:
+        if isinstance(value, Tensor):  # integers
+            return {"tensor": add(_output_name(path) or "output", value)}
         if not is_moments(value):
             return None
         entries, spec = pytree.tree_flatten_with_path(value)
@@ -168,6 +170,8 @@ def rebuild_moments(tree: Outline, tensors: dict[str, Tensor]) -> Any:
     """Rebuild what `name_moments` took apart."""
 
     def leaf(part: Outline) -> Any:
+        if "tensor" in part:
+            return tensors[part["tensor"]]
         values = [None if name is None else tensors[name] for name in part["moments"]]
         return pytree.tree_unflatten(values, _moments_spec(str(part["spec"])))
 

@@ -169,6 +169,16 @@ ADAPTIVE_MAX_POOLS: dict[Any, Any] = {  # and the same with windows of one size
     aten.adaptive_max_pool2d.default: aten.max_pool2d.default,
     aten.adaptive_max_pool3d.default: aten.max_pool3d.default,
 }
+FILLED: Operators = (  # with one number, in the shape of another value
+    aten.empty_like.default,
+    aten.full_like.default,
+    aten.new_empty.default,
+    aten.new_full.default,
+    aten.new_ones.default,
+    aten.new_zeros.default,
+    aten.ones_like.default,
+    aten.zeros_like.default,
+)
 HEADS: dict[Any, str] = {  # outputs made of logits
     aten.softmax.int: "softmax",
     aten.log_softmax.int: "log_softmax",

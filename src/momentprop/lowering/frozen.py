@@ -23,7 +23,7 @@ from momentprop.graph.private import OpOverload
 from momentprop.lowering.flat_export import quiet
 from momentprop.lowering.inductor import Compiled
 from momentprop.lowering.lower import lower
-from momentprop.moments import as_moments, is_moments, plain
+from momentprop.moments import as_output, is_moments
 
 _COMPUTED = (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)  # not constants: they follow from inputs
 _CHECK = torch.ops.aten._assert_tensor_metadata.default  # a check of metadata, useless on constants
@@ -109,7 +109,7 @@ class _Stateful(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> list[Any]:
         state = [getattr(self, f"state_{i}") for i in range(self.n_state)]
         found = self.inner(*state, *pytree.tree_leaves((args, kwargs), is_leaf=is_moments))
-        return [plain(v) if is_moments(v) else as_moments(v) for v in found]
+        return [as_output(v) for v in found]
 
 
 def freeze(

@@ -15,6 +15,7 @@ from momentprop.passes.canonical.decompositions import decompose
 from momentprop.passes.canonical.random_weights import fold_random_weights
 from momentprop.passes.canonical.recurrent import split_recurrent
 from momentprop.passes.coverage import Coverage, analyze
+from momentprop.passes.integers import refuse_integers
 from momentprop.passes.runner import Pass, run
 from momentprop.passes.stand_ins.unsupported import attach, mark
 from momentprop.rules.registry import Lookup
@@ -58,6 +59,7 @@ def prepare(
     if coverage.missing:
         mark(list(coverage.missing), unsupported)
         coverage = analyze(graph, rules, random_inputs)
+    refuse_integers(graph, coverage.random)
     if coverage.missing:
         raise MissingRuleError(coverage.places)
     attach(graph, coverage.random, accurate=rules.linear)

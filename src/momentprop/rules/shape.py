@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from momentprop.graph.ops import FILLED
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
 from momentprop.rules.families import (
     by_position,
@@ -144,18 +145,7 @@ rearrangement(
 )
 
 # the result depends on shape, dtype and device alone
-shape_query(
-    aten.empty_like.default,
-    aten.full_like.default,
-    aten.new_empty.default,
-    aten.new_full.default,
-    aten.new_ones.default,
-    aten.new_zeros.default,
-    aten.ones_like.default,
-    aten.sym_numel.default,
-    aten.sym_size.int,
-    aten.zeros_like.default,
-)
+shape_query(*FILLED, aten.sym_numel.default, aten.sym_size.int)
 
 
 # Rules may leave other strides than the traced operators did, so a view is a reshape here.
