@@ -25,11 +25,6 @@ from momentprop.passes.coverage import analyze
 from momentprop.passes.stand_ins.unsupported import UNSUPPORTED
 from momentprop.tiers import Request, Tier
 
-_TIME_FIRST = (
-    "a recurrent layer takes the batch for time: it has batch_first=False, and dimension 0 of the inputs is "
-    "the batch by assumption. If the inputs are [time, batch, ...], say batch_dim=1"
-)
-
 
 def convert(
     model: nn.Module,
@@ -142,9 +137,14 @@ def convert(
 
 def _traced(model: nn.Module, example_inputs: Any, batch_dim: Any, dropout: Where | None) -> Trace:
     traced = trace(model, example_inputs, batch_dim, dropout)
-    place = None if traced.signature.batch.whole else taken_for_time(traced.graph)
+    batch = traced.signature.batch
+    place = None if batch.whole else taken_for_time(traced.graph)
     if place is not None:
-        warnings.warn(f"{_TIME_FIRST}:\n  {place}", TraceNote, stacklevel=3)
+        note = (
+            "a layer takes the batch for time, as recurrent layers and attention do with batch_first=False: "
+            f"{batch}, by assumption. If the inputs are [time, batch, ...], say batch_dim=1:\n  {place}"
+        )
+        warnings.warn(note, TraceNote, stacklevel=3)
     return traced
 
 

@@ -104,6 +104,29 @@ def test_a_layer_that_takes_the_batch_for_time_is_named() -> None:
     mp.convert(model, x, "accurate", batch_dim=1)
 
 
+class Attends(nn.Module):
+    def __init__(self, dropout: float, need_weights: bool, batch_first: bool) -> None:
+        super().__init__()
+        self.drop, self.need_weights = nn.Dropout(0.2), need_weights
+        self.layer = nn.MultiheadAttention(8, 2, dropout, batch_first=batch_first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(x)
+        return self.layer(x, x, x, need_weights=self.need_weights)[0]
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_attention_that_takes_the_batch_for_time_is_named(dropout: float, need_weights: bool) -> None:
+    """Tier accurate refuses it, where samples mix; fast has no covariance to notice it by."""
+    x = torch.randn(6, 5, 8)
+    with pytest.warns(mp.TraceNote, match=r"takes the batch for time(.|\n)*batch_dim=1(.|\n)* in layer"):
+        mp.convert(Attends(dropout, need_weights, False), x, "fast")
+    mp.convert(Attends(dropout, need_weights, False), x, "fast", batch_dim=1)  # warnings are errors
+    mp.convert(Attends(dropout, need_weights, True), x, "fast")
+    mp.convert(Attends(dropout, need_weights, False), x, "fast", batch_dim=None)
+
+
 class First(nn.Module):
     def forward(self, found: tuple[Tensor, Tensor]) -> Tensor:
         return found[0]

@@ -17,9 +17,12 @@ from torch import Tensor, fx
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
+from momentprop.capture.attention import ATTENTION
 from momentprop.errors import InputError
 from momentprop.graph.ops import RECURRENT
 from momentprop.graph.place import place_of
+
+aten = torch.ops.aten
 
 BatchDim = Any  # a number, None, or a tuple, list or dictionary of them in the structure of the inputs
 
@@ -130,10 +133,28 @@ def open_dimensions(node: fx.Node) -> tuple[int, ...]:
 
 
 def taken_for_time(graph: fx.Graph) -> str | None:
-    """Name a recurrent layer that goes along the batch, as its time."""
-    for node in graph.nodes:
-        if node.target in RECURRENT and not node.args[-1] and isinstance(node.args[0], fx.Node):
-            shape = node.args[0].meta["val"].shape
-            if isinstance(shape[0], torch.SymInt) and isinstance(shape[1], int):
-                return str(place_of(node))
-    return None
+    """Name a recurrent layer or an attention that goes along the batch, as its time."""
+    return next((str(place_of(n)) for n in graph.nodes if _recurs_along(n) or _attends_along(n)), None)
+
+
+def _recurs_along(node: fx.Node) -> bool:
+    if node.target not in RECURRENT or node.args[-1] or not isinstance(node.args[0], fx.Node):
+        return False
+    shape = node.args[0].meta["val"].shape
+    return isinstance(shape[0], torch.SymInt) and isinstance(shape[1], int)
+
+
+def _attends_along(node: fx.Node) -> bool:
+    """Say whether weights [..., queries, keys], of an attention fused or not, sum to one over the batch."""
+    arguments: Any = node.args
+    if node.target is ATTENTION:
+        keys = arguments[1].meta["val"].shape[-2]
+    elif node.target is aten.softmax.int:
+        shape = arguments[0].meta["val"].shape
+        if len(shape) < 3 or arguments[1] not in (-1, len(shape) - 1):
+            return False
+        keys = shape[-1]
+    else:
+        return False
+    # numbers that follow from values have no hint
+    return isinstance(keys, torch.SymInt) and keys.node.hint is not None and bool(keys.node.expr.free_symbols)
