@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import momentprop as mp
 import vision
+from momentprop.capture.choice import Choice
 from momentprop.network import BayesianNetwork
 from momentprop.validation import latency, sampling
 from momentprop.validation.equivalence import Classes, Samples, equivalent_samples
@@ -113,7 +114,7 @@ def test_streamed_sampling_agrees_with_monte_carlo() -> None:
     """Other masks, the same distribution."""
     model = classifier()
     x = batches()[0][0]
-    made = convert_tiers(model, Inputs((x,)), ["fast"], "error")
+    made = convert_tiers(model, Inputs((x,)), ["fast"], "error", Choice.of(model, None, (x,), {}))
     found = sample(
         model, made.trace, Inputs((x,)), Layout("classification", "multiclass", None, (3,)), 4000, 5
     )
@@ -130,7 +131,7 @@ def test_samples_are_worth_what_they_are() -> None:
     """MC dropout with 20 samples, taken for a tier, is worth about 20 samples."""
     model = classifier()
     x = torch.cat([x for x, _ in batches(60)])
-    made = convert_tiers(model, Inputs((x,)), ["fast"], "error")
+    made = convert_tiers(model, Inputs((x,)), ["fast"], "error", Choice.of(model, None, (x,), {}))
     found = sample(
         model, made.trace, Inputs((x,)), Layout("classification", "multiclass", None, (3,)), 2000, 0
     )
@@ -308,7 +309,7 @@ def test_memory_does_not_grow_with_samples_or_outputs() -> None:
     """What is kept of a regression, for its mixture, has a bound over all inputs; so have classes."""
     model = nn.Sequential(nn.Dropout(0.3), nn.Linear(6, 40))
     x = torch.randn(20, 6)
-    trace = convert_tiers(model, Inputs((x,)), ["fast"], "error").trace
+    trace = convert_tiers(model, Inputs((x,)), ["fast"], "error", Choice.of(model, None, (x,), {})).trace
     layout = Layout("regression", "multiclass", None, (40,))
     found = sample(model, trace, Inputs((x,)), layout, 1500, 0)
     assert found.samples is not None
