@@ -323,6 +323,15 @@ def test_functions_that_are_for_small_numbers(function: Callable[[Tensor], Tenso
     torch.testing.assert_close(torch.as_tensor(found), function(x), rtol=1e-6, atol=0.0)
 
 
+@pytest.mark.parametrize("fidelity", ["fast", "accurate"])
+def test_softmax_and_norm_behind_dropout(fidelity: str, tmp_path: Path) -> None:
+    layers = [nn.Linear(4, 8), nn.Dropout(0.3), nn.Softmax(-1), nn.Linear(8, 8), nn.Dropout(0.3)]
+    known = [nn.Linear(4, 8), nn.Dropout(0.3), nn.LayerNorm(8), nn.Linear(8, 3)]
+    for model in (nn.Sequential(*layers, nn.Softmax(-1), nn.Linear(8, 3)), nn.Sequential(*known)):
+        metadata = mp.export_onnx(mp.convert(model.eval(), X, fidelity), tmp_path / "model.onnx")
+        assert max(metadata.options["errors"].values()) < 1e-5
+
+
 def test_average_over_windows_larger_than_the_input(tmp_path: Path) -> None:
     pool = nn.Sequential(nn.Dropout(0.3), nn.Conv2d(2, 3, 3), nn.AvgPool2d(20, ceil_mode=True), nn.Flatten())
     metadata = mp.export_onnx(mp.convert(pool.eval(), torch.randn(2, 2, 6, 6)), tmp_path / "model.onnx")

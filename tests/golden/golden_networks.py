@@ -106,6 +106,25 @@ add(
     lambda: dense(nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2)),
     6,
 )
+for _name, _make in {
+    "softmax": lambda: nn.Softmax(-1),
+    "log_softmax": lambda: nn.LogSoftmax(-1),
+    "layer_norm": lambda: nn.LayerNorm(8),
+    "rms_norm": lambda: nn.RMSNorm(8),
+}.items():
+    add(
+        f"dropout_before_{_name}",
+        lambda make=_make: nn.Sequential(
+            nn.Linear(6, 8),
+            nn.Dropout(0.3),
+            make(),
+            nn.Linear(8, 8),
+            nn.Dropout(0.1),
+            make(),
+            nn.Linear(8, 3),
+        ),
+        6,
+    )
 add("softmax_head", lambda: nn.Sequential(dense(nn.ReLU()), nn.Softmax(-1)), 6)
 add("log_softmax_head", lambda: nn.Sequential(dense(nn.ReLU()), nn.LogSoftmax(-1)), 6)
 add("sigmoid_head", lambda: nn.Sequential(dense(nn.ReLU()), nn.Sigmoid()), 6)

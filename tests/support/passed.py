@@ -29,9 +29,19 @@ SCALAR = {
 } | {aten.neg.default}
 
 
+def _softmax(x: Tensor, dim: int, log: bool) -> Tensor:
+    return x.log_softmax(dim) if log else x.softmax(dim)
+
+
+def _norm(x: Tensor, shape: list[int], center: bool, eps: float) -> Tensor:
+    return torch.layer_norm(x, shape, eps=eps) if center else torch.rms_norm(x, shape, eps=eps)
+
+
 JOINED: dict[Any, Any] = {  # dropout and what is behind it
     torch.ops.momentprop.dropped_max_pool.default: lambda others: POOLS[len(others[0]) - 1],
     torch.ops.momentprop.dropped_amax.default: lambda others: aten.amax.default,
+    torch.ops.momentprop.dropped_softmax.default: lambda others: _softmax,
+    torch.ops.momentprop.dropped_norm.default: lambda others: _norm,
 }
 
 

@@ -7,11 +7,14 @@ from momentprop.passes.dropped.maxima import (
     JOIN_DROPPED_PAIR,
     JOIN_DROPPED_POOL,
 )
+from momentprop.passes.dropped.sums import JOIN_DROPPED_NORM, JOIN_DROPPED_SOFTMAX
 
 __all__ = [
     "JOIN_DROPPED_MAXIMUM",
+    "JOIN_DROPPED_NORM",
     "JOIN_DROPPED_PAIR",
     "JOIN_DROPPED_POOL",
+    "JOIN_DROPPED_SOFTMAX",
     "RECOGNISE_DROPOUT",
     "TAKE_DROPPED_FUNCTIONS",
 ]

@@ -6,8 +6,10 @@ true when the weights change. What is recomputed per call (folded weights) is sm
 
 from momentprop.passes.dropped import (
     JOIN_DROPPED_MAXIMUM,
+    JOIN_DROPPED_NORM,
     JOIN_DROPPED_PAIR,
     JOIN_DROPPED_POOL,
+    JOIN_DROPPED_SOFTMAX,
     RECOGNISE_DROPOUT,
     TAKE_DROPPED_FUNCTIONS,
 )
@@ -18,8 +20,8 @@ from momentprop.passes.rewrites.reshapes import MERGE_RESHAPES
 from momentprop.passes.rewrites.scalar_chains import FOLD_SCALAR_CHAINS
 from momentprop.passes.runner import Pass
 
-# batch norm is folded into a layer before a pooling can come between them; maxima are joined with a dropout
-# before an activation can come between those
+# batch norm is folded into a layer before a pooling can come between them; maxima, softmax and norms are
+# joined with a dropout before an activation can come between those
 REWRITES: tuple[Pass, ...] = (
     MERGE_RESHAPES,
     RECOGNISE_DROPOUT,
@@ -28,6 +30,8 @@ REWRITES: tuple[Pass, ...] = (
     JOIN_DROPPED_POOL,
     JOIN_DROPPED_MAXIMUM,
     JOIN_DROPPED_PAIR,
+    JOIN_DROPPED_SOFTMAX,
+    JOIN_DROPPED_NORM,
     POOL_BEFORE_ACTIVATION,
     TAKE_DROPPED_FUNCTIONS,
     ACTIVATE_BEFORE_DROPOUT,
