@@ -97,7 +97,7 @@ def test_wrong_inputs() -> None:
     with pytest.raises(mp.InputError, match="no tensor"):
         mp.convert(mlp(), (1, 2))
     with pytest.raises(mp.InputError, match="a tensor, a tuple"):
-        mp.convert(mlp(), {"x": 1})
+        mp.convert(mlp(), "x")
     with pytest.raises(ValueError, match="fidelity must be one of"):
         mp.convert(mlp(), torch.zeros(2, 4), fidelity="papper")
     with pytest.raises(TypeError, match=r"must be an nn\.Module"):

@@ -41,7 +41,9 @@ def convert(
 
     Args:
         model: any module that `torch.export` accepts. It is not modified.
-        example_inputs: a tensor, a tuple of positional inputs, or (args, kwargs); tensors may be in tuples,
+        example_inputs: a tensor, a tuple of positional inputs, a mapping of keywords (such as what tokenizers
+            of transformers return), (args, kwargs), or a DataLoader, whose first batch is taken without its
+            target (the last of several members, or what is called labels); tensors may be in tuples,
             dictionaries and dataclass instances. The first dimension is the batch, unless `batch_dim` says
             otherwise; afterwards any batch size runs. An input given as `Moments` is uncertain.
         fidelity: the tier of rules:
@@ -97,7 +99,7 @@ def convert(
     """
     _check(fidelity, outputs, unsupported, jumps)
     selection = Selection.parse(outputs)
-    args, kwargs = split_inputs(example_inputs)
+    example_inputs = args, kwargs = split_inputs(example_inputs)
     leaves = pytree.tree_leaves((args, kwargs), is_leaf=is_moments)
     uncertain = tuple(is_moments(v) for v in leaves)
     traced = _traced(model, example_inputs, batch_dim, dropout)
@@ -136,6 +138,8 @@ def convert(
 
 
 def _traced(model: nn.Module, example_inputs: Any, batch_dim: Any, dropout: Where | None) -> Trace:
+    if isinstance(model, BayesianNetwork):
+        raise TypeError("the network is converted already: call it, or convert the model it was made of")
     traced = trace(model, example_inputs, batch_dim, dropout)
     batch = traced.signature.batch
     place = None if batch.whole else taken_for_time(traced.graph)

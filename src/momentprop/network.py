@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 
 from momentprop.capture.batch import Batch
 from momentprop.capture.records import rebuild_output
+from momentprop.capture.signature import check_devices
 from momentprop.capture.trace import Trace
 from momentprop.capture.watch import Watch
 from momentprop.engine.layouts import Layout, layouts
@@ -171,10 +172,13 @@ class BayesianNetwork(Compiled):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._check()
         leaves = self._trace.signature.flatten(args, kwargs)
+        state = self._state()
+        if not torch.compiler.is_compiling():
+            check_devices(state, leaves)
         program = self._built(tuple([is_moments(leaf) for leaf in leaves])).program
-        outputs = program(*self._state(), *leaves)
+        outputs = program(*state, *leaves)
         if overflows(leaves, outputs):
-            outputs = in_float64(program, [*self._state(), *leaves], outputs)
+            outputs = in_float64(program, [*state, *leaves], outputs)
         moments = [as_output(value) for value in outputs]
         return rebuild_output(moments, self._trace.out_spec)
 

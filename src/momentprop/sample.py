@@ -98,7 +98,7 @@ def monte_carlo(
 
     Args:
         model: a dropout network, or a converted one (which saves tracing it again).
-        inputs: a tensor, a tuple of positional inputs, or (args, kwargs); `Moments` among them are
+        inputs: as the example inputs of `mp.convert`; `Moments` among them are
             sampled as Gaussian noise.
         n_samples: number of forward passes with fresh masks.
         seed: fixes the masks, however samples are batched; the global random state is left alone.
@@ -120,13 +120,13 @@ def monte_carlo(
     """
     if n_samples < 2:
         raise ValueError(f"n_samples must be at least 2, not {n_samples}")
+    inputs = args, kwargs = split_inputs(inputs)
     if not isinstance(model, BayesianNetwork):
         traced = trace(model, inputs, batch_dim, dropout)
     elif dropout is None:
         traced = inside(model).trace
     else:
         raise ValueError("the dropouts of a converted network were chosen when it was converted")
-    args, kwargs = split_inputs(inputs)
     leaves = traced.signature.flatten(args, kwargs)
     sampler = _sampler(traced, tuple(is_moments(leaf) for leaf in leaves), compile)
     state = [lookup(model, name, traced.constants) for name in traced.state]

@@ -116,6 +116,15 @@ def differing(
     return found
 
 
+def failure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
+    """What the model raises in eval mode."""
+    try:
+        _run(model, args, kwargs, lambda module: False)
+    except Exception as error:
+        return error
+    return None
+
+
 def is_random_in_training(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], kind: type, reference: Outputs
 ) -> bool:

@@ -69,7 +69,7 @@ def export(
     except BranchByChanceError:
         raise
     except Exception as error:
-        raise TraceError(_explain(model, error)) from error
+        raise TraceError(explain(model, error)) from None
 
 
 def _take_masks_as_given(model: nn.Module) -> None:
@@ -100,12 +100,12 @@ def _packs(error: Exception) -> bool:
     return any(isinstance(value, PackedSequence) for frame in frames for value in frame.f_locals.values())
 
 
-def _explain(model: nn.Module, error: Exception) -> str:
+def explain(model: nn.Module, error: Exception) -> str:
     """Say what torch.export said, and the place in the user's code it happened at."""
     frames = [
         f"\n  File {frame.filename!r}, line {frame.lineno}: {frame.line}"
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((TORCH, _OWN))
+        if not frame.filename.startswith((TORCH, _OWN, "<"))
     ]
     text = str(error).strip()
     if _packs(error):

@@ -13,8 +13,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, cast
 
-# Where torch.export fails on a branch on values, this one tells at length what the error says too.
-_LOGGERS = ("torch.fx.experimental.symbolic_shapes",)
+# Where torch.export fails, on a branch on values or on shapes, these tell at length what the error says too.
+_LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 
 
 class _Here(logging.Filter):

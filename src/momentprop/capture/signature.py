@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,26 +12,32 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader
 
 from momentprop.capture.batch import Batch, BatchDim
 from momentprop.capture.records import PACKED, closed, is_record, opened
 from momentprop.errors import InputError
 from momentprop.moments import Moments, is_moments, mean_of, variance_of
 
+_TARGETS = ("label", "labels", "target", "targets")  # in a batch that is a mapping
 EXAMPLE_BATCH = 97  # of inputs to export with: no size of a layer, so that none is taken for the batch
 Make = Callable[[Sequence[int]], Tensor]  # shape -> floating-point numbers
 
 
 def split_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Turn a tensor, a tuple of positional inputs, or (args, kwargs) into (args, kwargs).
+    """Turn a tensor, a tuple of positional inputs, a mapping of keywords, or both into (args, kwargs).
 
-    Instances of dataclasses among them are opened.
+    A loader stands for the inputs of its first batch. Instances of dataclasses are opened.
     """
+    if isinstance(example_inputs, DataLoader):
+        example_inputs = _first_batch(example_inputs)
     if isinstance(example_inputs, (Tensor, Moments)) or is_record(example_inputs):
         return (opened(example_inputs),), {}
+    if isinstance(example_inputs, Mapping):
+        return (), opened(dict(example_inputs))
     if not isinstance(example_inputs, (tuple, list)):
         raise InputError(
-            "inputs must be a tensor, a tuple of tensors, a dataclass instance or (args, kwargs), "
+            "inputs must be a tensor, a tuple of tensors, a mapping, a dataclass instance or (args, kwargs), "
             f"not {type(example_inputs).__name__}"
         )
     if (
@@ -41,6 +47,43 @@ def split_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     ):
         return opened(tuple(example_inputs[0])), opened(dict(example_inputs[1]))
     return opened(tuple(example_inputs)), {}
+
+
+def _first_batch(loader: DataLoader[Any]) -> Any:
+    """The inputs of a loader's first batch: all but the last member of several, the target."""
+    for batch in loader:
+        if isinstance(batch, Mapping) and not is_record(batch):
+            return {name: value for name, value in batch.items() if name not in _TARGETS}
+        if isinstance(batch, (tuple, list)) and len(batch) > 1:
+            inputs = tuple(batch[:-1])
+            return inputs[0] if len(inputs) == 1 else inputs
+        return batch
+    raise InputError("the loader is empty: it gave no example inputs")
+
+
+def check_kinds(model: nn.Module, leaves: Sequence[Any]) -> None:
+    """Raise if example inputs are of another type, or on another device, than the model's weights."""
+    weights = [p for p in model.parameters() if p.is_floating_point()]
+    check_devices(weights, leaves)
+    dtypes = {p.dtype for p in weights}
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and dtypes and leaf.dtype not in dtypes:
+            (dtype, *_) = dtypes
+            raise InputError(
+                f"an example input is {leaf.dtype}, and the weights are {dtype}; give it as .to({dtype})"
+            )
+
+
+def check_devices(weights: Sequence[Tensor], leaves: Sequence[Any]) -> None:
+    """Raise if an input is on another device than all the weights."""
+    devices = {p.device for p in weights}
+    for leaf in leaves:
+        value = mean_of(leaf)
+        if isinstance(value, Tensor) and value.dim() and devices and value.device not in devices:
+            here = next(iter(devices))
+            raise InputError(
+                f"an input is on {value.device}, and the weights are on {here}; move it by .to({str(here)!r})"
+            )
 
 
 def _integers(value: Any) -> Tensor | None:

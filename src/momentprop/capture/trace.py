@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from momentprop.capture.agreement import Outputs, differing, evaluated
+from momentprop.capture.agreement import Outputs, differing, evaluated, failure
 from momentprop.capture.augmentation import leave_out_augmentation
 from momentprop.capture.batch import Batch, BatchDim, open_dimensions, rows_per_sample
 from momentprop.capture.choice import Choice, Where
-from momentprop.capture.exporting import PREFIX, export
+from momentprop.capture.exporting import PREFIX, explain, export
 from momentprop.capture.idle import hides_noise, outputs_of
 from momentprop.capture.layerdrop import BranchByChanceError
 from momentprop.capture.normalize import drop_unused_state, normalize
-from momentprop.capture.signature import Signature, split_inputs
+from momentprop.capture.signature import Signature, check_kinds, split_inputs
 from momentprop.errors import InputError, TraceError, TraceNote
 from momentprop.graph.edit import remove_unused
 from momentprop.graph.ops import DROPOUTS, HEADS, SAME_ORDER
@@ -134,7 +134,15 @@ def _trace(
 ) -> Trace:
     """Trace with dropout armed, and other noise of training mode left out unless the caller chose it."""
     reference = evaluated(model, args, kwargs)
-    made = _armed_trace(model, args, kwargs, signature, choice, reference)
+    if reference is None:
+        check_kinds(model, pytree.tree_leaves((args, kwargs)))
+    try:
+        made = _armed_trace(model, args, kwargs, signature, choice, reference)
+    except TraceError:
+        error = None if reference else failure(model, args, kwargs)
+        if error is None:
+            raise
+        raise TraceError(explain(model, error)) from None
     return made if choice.explicit or reference is None else _without_augmentation(made, model, reference)
 
 

@@ -31,6 +31,7 @@ class _Seen:
     rates: tuple[tuple[str, float], ...]
     parts: tuple[tuple[str, weakref.ref[nn.Module]], ...]
     parameters: tuple[tuple[str, weakref.ref[nn.Parameter]], ...]
+    kinds: tuple[tuple[torch.dtype, torch.device], ...]  # of these
 
     @staticmethod
     def of(name: str, module: nn.Module) -> _Seen:
@@ -44,6 +45,7 @@ class _Seen:
             rates,
             _references(module._modules),
             _references(module._parameters),
+            tuple([(p.dtype, p.device) for p in module._parameters.values() if p is not None]),
         )
 
     def change(self) -> str | None:
@@ -62,10 +64,12 @@ class _Seen:
         if isinstance(module, _LISTS) and len(module._modules) != len(self.parts):
             kind, now, before = type(module).__name__, len(module._modules), len(self.parts)
             return f"{self.name}{kind} has {now} parts, and had {before}"
-        for name, parameter in self.parameters:
+        for (name, parameter), (dtype, device) in zip(self.parameters, self.kinds, strict=True):
             now = module._parameters.get(name)
             if now is None or now is not parameter():
                 return f"{self.name}{name} is another parameter"
+            if now.dtype is not dtype or now.device != device:
+                return f"{self.name}{name} is {now.dtype} on {now.device}, and was {dtype} on {device}"
         return None
 
 
