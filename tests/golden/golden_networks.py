@@ -125,6 +125,20 @@ for _name, _make in {
         ),
         6,
     )
+add(
+    "channel_dropout_before_instance_norm",
+    lambda: nn.Sequential(
+        nn.Conv2d(2, 3, 3),
+        nn.Dropout2d(0.3),
+        nn.InstanceNorm2d(3, affine=True),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(48, 3),
+    ),
+    2,
+    6,
+    6,
+)
 add("softmax_head", lambda: nn.Sequential(dense(nn.ReLU()), nn.Softmax(-1)), 6)
 add("log_softmax_head", lambda: nn.Sequential(dense(nn.ReLU()), nn.LogSoftmax(-1)), 6)
 add("sigmoid_head", lambda: nn.Sequential(dense(nn.ReLU()), nn.Sigmoid()), 6)

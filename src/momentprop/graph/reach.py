@@ -86,9 +86,9 @@ def creates_noise(node: fx.Node) -> bool:
     return not off and all(arguments.get(name) is not False for name in ("train", "training"))
 
 
-def is_lone_dropout(node: Any) -> bool:
-    """Say whether it drops elements, one by one, for a single user."""
-    if not isinstance(node, fx.Node) or node.target is not aten.dropout.default or len(node.users) > 1:
+def is_lone_dropout(node: Any, op: Any = aten.dropout.default) -> bool:
+    """Say whether it drops elements, one by one (or by this operator), for a single user."""
+    if not isinstance(node, fx.Node) or node.target is not op or len(node.users) > 1:
         return False
     _, probability, train = node.args
     return bool(train) and isinstance(probability, float) and 0 < probability < 1

@@ -5,6 +5,7 @@ true when the weights change. What is recomputed per call (folded weights) is sm
 """
 
 from momentprop.passes.dropped import (
+    DROP_NORMALISED_CHANNELS,
     JOIN_DROPPED_MAXIMUM,
     JOIN_DROPPED_NORM,
     JOIN_DROPPED_PAIR,
@@ -32,6 +33,7 @@ REWRITES: tuple[Pass, ...] = (
     JOIN_DROPPED_PAIR,
     JOIN_DROPPED_SOFTMAX,
     JOIN_DROPPED_NORM,
+    DROP_NORMALISED_CHANNELS,
     POOL_BEFORE_ACTIVATION,
     TAKE_DROPPED_FUNCTIONS,
     ACTIVATE_BEFORE_DROPOUT,
