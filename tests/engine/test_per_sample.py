@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,3 +129,26 @@ def test_an_empty_batch_and_a_compiled_one() -> None:
     with torch.no_grad():
         torch.testing.assert_close(compiled(x).covariance, single(x).covariance)
         assert compiled(torch.cat([x, x])).mean.shape == (6, 3)
+
+
+def test_a_recurrent_layer_before_all_noise(tmp_path: Path) -> None:
+    """It stays PyTorch's own, which vmap does not know: samples run one by one."""
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.positions = nn.LSTM(4, 8, batch_first=True), Positions(5, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.positions(self.rnn(x)[0])
+            return y
+
+    torch.manual_seed(0)
+    model, x = Reader().eval(), torch.randn(3, 5, 4)
+    bnn = mp.convert(model, x, "accurate")
+    out, mc = bnn(x), mp.monte_carlo(model, x, 4000)
+    torch.testing.assert_close(out.std, mc.std, rtol=0.1, atol=0)
+    torch.testing.assert_close(bnn(x[1:2]).covariance, out.covariance[1:2])
+    assert bnn(x[:0]).covariance.shape == (0, 3, 3)
+    with pytest.raises(mp.ExportError, match="one by one"):
+        mp.save(bnn, tmp_path / "never.pt2")

@@ -9,7 +9,7 @@ sample, mapped over the batch by `torch.vmap`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,8 @@ from momentprop.capture.trace import Trace
 from momentprop.engine.layouts import Layout, device_of, size_of_one
 from momentprop.engine.plan import Plan
 from momentprop.engine.program import Program, Wanted
-from momentprop.errors import CovarianceError
+from momentprop.errors import CovarianceError, ExportError
+from momentprop.graph.ops import RECURRENT
 from momentprop.graph.place import place_of
 from momentprop.graph.reach import reach
 from momentprop.moments import Moments, is_moments
@@ -79,6 +80,8 @@ class PerSample(nn.Module):
         layouts = wanted.layouts
         wanted = dataclasses.replace(wanted, layouts={**layouts, **own})
         self.one = Program(copy, marked, rules, wanted)
+        # vmap does not know recurrent layers, which stay PyTorch's own where no noise reaches them
+        self.maps = all(node.target not in RECURRENT or node in random for node in trace.graph.nodes)
         self.n_state = len(trace.state)
         self.batch = trace.signature.batch
         outputs: Any = next(reversed(trace.graph.nodes)).args[0]
@@ -113,7 +116,7 @@ class PerSample(nn.Module):
             kept[:] = outputs
             return tuple([leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)])
 
-        found = iter(torch.vmap(run)(*given))
+        found = iter(torch.vmap(run)(*given) if self.maps else _one_by_one(run, given))
         batch = 0 if empty else given[0].shape[0]
 
         def joined(place: _Place | None, path: Any, one: Any) -> Any:
@@ -127,6 +130,16 @@ def _next(value: Any, rest: Any, dim: int) -> Any:
     """The next input of one sample, whose rows go back to the dimension of the batch."""
     found = [next(rest).movedim(0, dim) for _ in range(2 if is_moments(value) else 1)]
     return Moments(*found) if is_moments(value) else found[0]
+
+
+def _one_by_one(run: Callable[..., tuple[Tensor, ...]], given: Sequence[Tensor]) -> list[Tensor]:
+    if torch.compiler.is_exporting():
+        raise ExportError(
+            "samples share noise and are taken one by one, since torch.vmap does not know recurrent layers: "
+            "such a network cannot be exported for any batch size"
+        )
+    rows = [run(*one) for one in zip(*given, strict=True)]
+    return [torch.stack(values) for values in zip(*rows, strict=True)]
 
 
 def _size(x: Any, dim: int) -> Any:
