@@ -160,10 +160,22 @@ def _pool(x: Any, _: float, kernel: Any, *geometry: Any) -> _Call:
     return next(op for op, n in MAX_POOLS.items() if n == len(kernel)), (x, kernel, *geometry)
 
 
+def _softmax(x: Any, _: float, dim: int, log: bool) -> _Call:
+    return (aten.log_softmax.int if log else aten.softmax.int), (x, dim)
+
+
+def _norm(x: Any, _: float, shape: Any, center: bool, eps: float) -> _Call:
+    if center:
+        return aten.layer_norm.default, (x, shape, None, None, eps)
+    return aten.rms_norm.default, (x, shape, None, eps)
+
+
 _Call = tuple[Any, tuple[Any, ...]]
 _PLAIN: dict[str, Callable[..., _Call]] = {
     "momentprop.random_linear.default": lambda x, w, _, bias, __: (aten.linear.default, (x, w, bias)),
     "momentprop.random_convolution.default": _convolution,
     "momentprop.dropped_max_pool.default": _pool,
     "momentprop.dropped_amax.default": lambda x, _, *rest: (aten.amax.default, (x, *rest)),
+    "momentprop.dropped_softmax.default": _softmax,
+    "momentprop.dropped_norm.default": _norm,
 }
