@@ -80,6 +80,12 @@ def test_an_index_into_elements_is_refused(swept: mp.Moments) -> None:
         swept[:, 0]
 
 
+def test_an_index_into_rows_that_are_no_inputs_is_refused() -> None:
+    rows = mp.Moments(torch.zeros(6, 2), 1.0, torch.eye(4).expand(3, 4, 4))
+    with pytest.raises(TypeError, match="the batch is not the first dimension"):
+        rows[0]
+
+
 def test_samples_are_indexed_along() -> None:
     mc = mp.monte_carlo(nn.Dropout(0.5), torch.ones(4, 3), n_samples=10)
     assert torch.equal(mc[1:3].samples, mc.samples[:, 1:3])

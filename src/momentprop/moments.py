@@ -166,6 +166,8 @@ class Moments:
             raise TypeError(
                 "an index chooses inputs of the batch; index .mean, .variance and .covariance else"
             )
+        if self.covariance is not None and len(self.covariance) != len(self.mean):
+            raise TypeError("the batch is not the first dimension; index .mean, .variance and .covariance")
         return _over_batch(lambda parts, dim: parts[0][(slice(None),) * dim + (index,)], self)
 
     def __iter__(self) -> Iterator[Self]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import momentprop as mp
 from networks import Apply
@@ -62,3 +63,5 @@ def test_functional_transforms_run_as_before() -> None:
     network, x = mp.convert(dense(F.silu), torch.zeros(1, 8)), torch.randn(4, 8)
     jacobians = torch.vmap(torch.func.jacrev(lambda z: network(z[None]).std[0]))(x)
     assert jacobians.shape == (4, 3, 8)
+    graph = make_fx(lambda z: network(z).mean)(x)
+    torch.testing.assert_close(graph(x), network(x).mean)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from momentprop.graph.private import FakeTensor, is_transformed
+from momentprop.graph.private import FakeTensor, in_dispatch_mode, is_transformed
 from momentprop.moments import is_moments
 
 _FAR = 1e9  # fourth powers of larger numbers do not exist in float32
@@ -17,7 +17,7 @@ _FAR = 1e9  # fourth powers of larger numbers do not exist in float32
 
 def overflows(inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
     """Say whether float32 is too narrow; asked on the CPU alone, where that waits for nothing."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or in_dispatch_mode():
         return False
     given = [v for v in pytree.tree_leaves(inputs) if isinstance(v, Tensor) and v.is_floating_point()]
     found = [v for m in outputs if is_moments(m) for v in (m.mean, m.variance)]
