@@ -10,6 +10,8 @@ from hypothesis import settings
 import momentprop.rules  # noqa: F401  (registers the rules)
 from momentprop.rules.registry import RULES
 
+pytest.register_assert_rewrite("properties")  # a module of helpers that fails like a test does
+
 collect_ignore = ["tests/support", "reproduction/tests/support"]  # what tests share holds no tests itself
 
 settings.register_profile("ci", max_examples=50, derandomize=True, deadline=None, database=None)

@@ -1,9 +1,6 @@
 import pytest
 import torch
 
-# the helper module of this folder reports failed assertions like a test does
-pytest.register_assert_rewrite("properties")
-
 
 @pytest.fixture(autouse=True)
 def single_thread():

@@ -15,6 +15,8 @@ from momentprop.moments import Moments
 from momentprop.rules.dropped_maxima import dropped_amax, dropped_max_pool
 from networks import Apply
 
+OPERATORS = [torch.ops.momentprop.dropped_amax.default, torch.ops.momentprop.dropped_max_pool.default]
+
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from momentprop.moments import Moments
 from momentprop.rules.dropped_sums import dropped_norm, dropped_softmax
 from networks import Apply
 
+OPERATORS = [torch.ops.momentprop.dropped_softmax.default, torch.ops.momentprop.dropped_norm.default]
+
 KINDS: dict[str, Any] = {
     "softmax": lambda: [nn.Softmax(-1)],
     "log softmax": lambda: [nn.LogSoftmax(-1)],

@@ -7,7 +7,7 @@ import torch
 from momentprop import rules
 from momentprop.moments import Moments
 from momentprop.rules import families
-from momentprop.rules.registry import EXACT_IF_GAUSSIAN, RULES, Registry, Role
+from momentprop.rules.registry import EXACT_IF_GAUSSIAN, RULES, Registry, Role, Variant
 from rule_settings import Setting
 
 aten = torch.ops.aten
@@ -23,10 +23,15 @@ def registry(monkeypatch):
 
 
 def settings_of_all_files() -> set[tuple]:
-    """Operators and variants of rules that stand in a setting of one of the test files beside this one."""
-    tested = set()
+    """Operators and variants of rules that stand in a setting of one of the test files beside this one.
+
+    A file whose rules no setting fits lists their operators as OPERATORS, and tests them in its own way.
+    """
+    tested: set[tuple] = set()
     for path in HERE.glob("test_*.py"):
-        for value in vars(importlib.import_module(path.stem)).values():
+        found = vars(importlib.import_module(path.stem))
+        tested.update((op, variant) for op in found.get("OPERATORS", ()) for variant in (None, *Variant))
+        for value in found.values():
             for setting in value if isinstance(value, list) else [value]:
                 if isinstance(setting, Setting):
                     tested.add((setting.op, setting.rule.variant))

@@ -11,6 +11,11 @@ from torch import Tensor, nn
 
 import momentprop as mp
 
+aten = torch.ops.aten
+OPERATORS = [
+    *(getattr(aten, name).input for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
+    *(getattr(aten, f"{name}_cell").default for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
+]
 LAYERS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 
 

@@ -24,12 +24,11 @@ from torch import Tensor
 from momentprop.gaussian.dropped_maximum import DroppedMaximum, dropped_maximum
 from momentprop.graph.ops import MAX_POOLS
 from momentprop.moments import Moments, is_moments, mean_of
-from momentprop.rules.dropout import Mask
 from momentprop.rules.facts import Contrast
 from momentprop.rules.linearization import Linearization, Propagated, Spread, mapped, source
-from momentprop.rules.max_pooling import Elements, maxima, to_elements
+from momentprop.rules.max_pooling import Elements, to_elements
 from momentprop.rules.reduction import dimensions
-from momentprop.rules.registry import Role, Variant, rule
+from momentprop.rules.registry import RULES, Role, Variant, rule
 from momentprop.rules.windows import Windows
 
 aten = torch.ops.aten
@@ -52,9 +51,13 @@ torch.library.define(
 
 @torch.library.impl("momentprop::dropped_max_pool", "CompositeImplicitAutograd")
 def _draw_pool(x: Tensor, p: float, kernel: list[int], *geometry: Any) -> Tensor:
-    (op,) = [op for op, n in MAX_POOLS.items() if n == len(kernel)]
-    out: Tensor = op(aten.dropout.default(x, p, True), kernel, *geometry)
+    out: Tensor = _pool_of(kernel)(aten.dropout.default(x, p, True), kernel, *geometry)
     return out
+
+
+def _pool_of(kernel: list[int]) -> Any:
+    (op,) = [op for op, n in MAX_POOLS.items() if n == len(kernel)]
+    return op
 
 
 @torch.library.impl("momentprop::dropped_amax", "CompositeImplicitAutograd")
@@ -107,12 +110,15 @@ def dropped_max_pool(
     reference="Clark 1961",
     role=Role.MASK,
 )
-def cheap_dropped_max_pool(x: Any, p: float, kernel_size: list[int], *geometry: Any) -> Propagated:
+def cheap_dropped_max_pool(x: Any, p: float, kernel_size: list[int], *geometry: Any) -> Any:
     """Of few random values the Gaussians with the moments of dropped values, which cost half as much."""
     if not is_moments(x) or math.prod(kernel_size) > _FEW:
         return dropped_max_pool(x, p, kernel_size, *geometry)
-    windows = Windows.of(x.shape[-len(kernel_size) :], kernel_size, *geometry)
-    return maxima(Mask.inverted(p).moments(x), windows)
+    dropout = RULES.find(aten.dropout.default)
+    pool = RULES.find(_pool_of(kernel_size), (Variant.CONTRAST,))
+    assert dropout is not None
+    assert pool is not None
+    return pool(dropout(x, p, True), kernel_size, *geometry)
 
 
 @rule(
